@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from clawmode.redaction import MAX_DEPTH, Redactor, secrecy_of
 from clawmode.text import HIDDEN, KnownSecrets, clip, plain_line, shorten, truncate
+from clawmode.types import JsonValue
 
 JWT = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.dBjftJeZ4CVPmB92K27uhbUJU1p1r"
 PEM = "-----BEGIN RSA PRIVATE KEY-----\nMIIEpAIBAAKCAQEA7bq9\n-----END RSA PRIVATE KEY-----"
@@ -332,4 +333,61 @@ def test_many_cuts_take_little_time(piece: str) -> None:
     text = piece * (MEGABYTE // len(piece))
     before = time.process_time()
     known.text(text)
+    assert time.process_time() - before < 5
+
+
+SHAPED = (
+    ("sk-", "1234abcd5678efgh"),
+    ("ghp_", "1234567890abcdefghijABCDEFGHIJ123456"),
+    ("AKIA", "1234567890ABCDEF"),
+    ("AIza", "1234567890abcdefghijABCDEFGHIJ12345"),
+    ("SG.", "1234567890abcdefghij12.abcdefghijklmnopqrstuvwxyz0123456789ABCDEFG"),
+    ("1234567890:", "abcdefghijklmnopqrstuvwxyz_ABCDEFGH"),
+    ("postgres://", "admin:correct-horse-battery@db.example/orders"),
+    ("https://", "a-token-as-a-user-name@git.example/repository"),
+    ("Bearer ", "correct-horse-battery-staple-1"),
+    ("hooks.slack.com/services/", "T12345678/B12345678/abcdefghijklmnop"),
+)
+"""The beginning of a secret, which everybody knows, and the rest."""
+
+
+@pytest.mark.hostile
+@pytest.mark.parametrize(("start", "rest"), SHAPED)
+@pytest.mark.parametrize("cut", [shorten, truncate, plain_line, clip], ids=lambda it: it.__name__)
+def test_half_of_what_has_the_shape_of_a_secret_is_struck_out_before_a_cut(
+    cut: Any, start: str, rest: str
+) -> None:
+    text = f"{'x' * 99} {start}{rest} y"
+    for limit in range(100, len(text) + 1):
+        made = Redactor().text(str(cut(text, limit)))
+        assert made.startswith("x" * 99)
+        assert f"{start}{rest[0]}" not in made
+
+
+@pytest.mark.hostile
+@pytest.mark.parametrize("depth", range(8))
+@pytest.mark.parametrize(("start", "rest"), SHAPED)
+def test_a_clipped_value_shows_no_half_of_a_secret(start: str, rest: str, depth: int) -> None:
+    value: JsonValue = {"text": f"{start}{rest}/{'x' * 1_000}", "more": 1}
+    for _ in range(depth):
+        value = {"a": value, "b": "x" * 500}
+    made = json.dumps(Redactor().clip(value, 300))
+    assert len(made) < 800
+    assert f"{start}{rest[0]}" not in made
+
+
+@pytest.mark.hostile
+@pytest.mark.parametrize("length", [1, 24, 90, 200, 1_000, 2_000, 100_000])
+def test_a_clipped_name_still_says_that_its_value_is_secret(length: int) -> None:
+    made = Redactor().clip({f"{'x' * length}_password": "hunter2", "n": "y" * 2_000}, 300)
+    assert "hunter2" not in json.dumps(made)
+    assert len(json.dumps(made)) < 2_000
+
+
+@pytest.mark.hostile
+@pytest.mark.parametrize("piece", ["sk-", "://", "bearer a", "eyJ.", "://x", "sk-…", "12345678:"])
+def test_many_beginnings_of_secrets_take_little_time(piece: str) -> None:
+    text = piece * (MEGABYTE // len(piece)) + "…"
+    before = time.process_time()
+    Redactor().text(text)
     assert time.process_time() - before < 5

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 from urllib.parse import quote
 
-from clawmode.text import HIDDEN, MAX_EMBEDDED, KnownSecrets
+from clawmode.text import CUT, HIDDEN, MAX_EMBEDDED, KnownSecrets, clip
 from clawmode.types import JsonValue
 
 WORKSPACE = "$WORKSPACE_DIR"
@@ -28,6 +28,8 @@ HOME = "~"
 
 MAX_DEPTH = 64
 MAX_NAME = 100
+CLIP_READ = MAX_NAME + 20
+"""Characters of each name, and at least of each text, that `Redactor.clip` reads."""
 MAX_REMEMBERED, MAX_REMEMBERED_CHARS = 4_096, 64
 
 Secrecy: TypeAlias = Literal["", "texts", "all"]
@@ -59,6 +61,8 @@ _QUERY_NAMES = frozenset({"key", "sig", "signature", "code", "auth", "xamzsignat
 
 def secrecy_of(name: str) -> Secrecy:
     """Returns what is redacted in the value of a member or variable of this name."""
+    if len(name) > MAX_NAME and name.endswith(CUT):
+        return "all"  # the telling word is often the last one
     return _secrecy_of(name[-MAX_NAME:])
 
 
@@ -99,24 +103,37 @@ _PRIVATE_KEY = re.compile(
     re.DOTALL,
 )
 _USER_INFO = re.compile(r"""://[^\s/"'<>?#\\]+@""")
-_WEBHOOK = re.compile(r"(hooks\.slack\.com/(?:services|workflows)/)[\w/-]{10,}+")
-_LOGIN = re.compile(r"""(?<!\S)(-u|--user)([ \t=]{1,8}["']?)[^\s:"']{1,200}:[^\s"']+""")
-_BEARER = re.compile(r"(?i)\b(bearer[ \t]{1,8})([\w.~+/=-]{6,}+)")
-_SHAPES = re.compile(
-    r"(?<![A-Za-z0-9_])(?:"
-    r"(?:sk|gsk|xai|glpat|xapp|xox[abceoprs]|GOCSPX)-[\w-]{8,}+|pypi-AgE[\w-]{20,}+"
-    r"|(?:[prs]k_(?:live|test)|whsec|shp(?:at|ca|pa|ss)|dop_v1|gsk|github_pat)_\w{8,}+"
-    r"|(?:gh[oprsu]|hf|npm)_[A-Za-z0-9]{16,}+"
-    r"|A(?:KIA|SIA)[0-9A-Z]{12,}+|AIza[\w-]{20,}+|ya29\.[\w-]{10,}+|SG\.[\w-]{10,}+\.[\w-]{10,}+"
-    r"|AGE-SECRET-KEY-1[0-9A-Z]{20,}+|\d{8,10}:[\w-]{30,}+"
-    r"|eyJ[\w-]{8,}+\.[\w-]{4,}+(?:\.[\w-]*+)?"
-    r")"
+_WEBHOOK = re.compile(
+    r"(hooks\.slack\.com/(?:services|workflows)/)(?:[\w/-]{10,}+|[\w/-]{1,9}+(?=…))"
 )
+_LOGIN = re.compile(r"""(?<!\S)(-u|--user)([ \t=]{1,8}["']?)[^\s:"']{1,200}:[^\s"']+""")
+_BEARER = re.compile(r"(?i)\b(bearer[ \t]{1,8})([\w.~+/=-]{6,}+|[\w.~+/=-]{1,5}+(?=…))")
+# The beginning of a key, and what follows it.
+_KEYS = (
+    (r"(?:sk|gsk|xai|glpat|xapp|xox[abceoprs]|GOCSPX)-", r"[\w-]{8,}+"),
+    (r"pypi-AgE", r"[\w-]{20,}+"),
+    (r"(?:[prs]k_(?:live|test)|whsec|shp(?:at|ca|pa|ss)|dop_v1|gsk|github_pat)_", r"\w{8,}+"),
+    (r"(?:gh[oprsu]|hf|npm)_", r"[A-Za-z0-9]{16,}+"),
+    (r"A(?:KIA|SIA)", r"[0-9A-Z]{12,}+"),
+    (r"AIza", r"[\w-]{20,}+"),
+    (r"ya29\.", r"[\w-]{10,}+"),
+    (r"SG\.", r"[\w-]{10,}+\.[\w-]{10,}+"),
+    (r"AGE-SECRET-KEY-1", r"[0-9A-Z]{20,}+"),
+    (r"\d{8,10}:", r"[\w-]{30,}+"),
+    (r"eyJ", r"[\w-]{8,}+\.[\w-]{4,}+(?:\.[\w-]*+)?"),
+)
+_SHAPES = re.compile(rf"(?<![A-Za-z0-9_])(?:{'|'.join(map(''.join, _KEYS))})")
+# Before a cut, a key may be too short for its shape, and a login has no `@` yet.
+_CUT_KEY = re.compile(
+    rf"(?<![A-Za-z0-9_])(?:{'|'.join(start for start, _ in _KEYS)})[\w.-]{{1,60}}+(?={CUT})"
+)
+_CUT_USER_INFO = re.compile(rf"""://[^\s/"'<>?#\\{CUT}]++(?={CUT})""")
 
 
 def _bearer(found: re.Match[str]) -> str:
     # `bearer authentication` is prose, not a secret.
-    secret = len(found[2]) >= 20 or any(char.isdigit() for char in found[2])
+    long = len(found[2]) >= 20 or found.string.startswith(CUT, found.end())
+    secret = long or any(char.isdigit() for char in found[2])
     return f"{found[1]}{HIDDEN}" if secret else found[0]
 
 
@@ -125,7 +142,8 @@ def hide_keys(text: str) -> str:
     text = _USER_INFO.sub(f"://{HIDDEN}@", _PRIVATE_KEY.sub(HIDDEN, text))
     text = _WEBHOOK.sub(rf"\1{HIDDEN}", text)
     text = _LOGIN.sub(rf"\1\2{HIDDEN}", text)
-    return _SHAPES.sub(HIDDEN, _BEARER.sub(_bearer, text))
+    text = _SHAPES.sub(HIDDEN, _BEARER.sub(_bearer, text))
+    return _CUT_USER_INFO.sub(f"://{HIDDEN}", _CUT_KEY.sub(HIDDEN, text)) if CUT in text else text
 
 
 # ---- Names and the values after them, in a text ----
@@ -221,6 +239,11 @@ class Redactor:
     def value(self, value: JsonValue) -> JsonValue:
         """Redacts a JSON value. An object that is not JSON is replaced by its type."""
         return self._value(value, "", 0, 0)
+
+    def clip(self, value: JsonValue, limit: int) -> JsonValue:
+        """Redacts and clips a JSON value. The work depends on the limit, not on the value."""
+        # Names are redacted at a length that shows what they name.
+        return clip(self.value(clip(value, 4 * limit, CLIP_READ)), limit)
 
     # ---- Texts ----
 

@@ -112,14 +112,16 @@ MIN_CLIP = 24
 """Characters that a text in a clipped value keeps, so that a reader recognizes the text."""
 
 
-def clip(value: JsonValue, limit: int) -> JsonValue:
+def clip(value: JsonValue, limit: int, least: int = MIN_CLIP) -> JsonValue:
     """Shortens a JSON value to JSON of about `limit` characters, and keeps its shape.
+
+    Names and texts keep at least `least` characters.
 
     Long texts end with `…`; lists and objects say how many items or members were left out. The work
     depends on the limit, not on the size of the value.
     """
     if isinstance(value, str):
-        return shorten(value, max(limit, MIN_CLIP))
+        return shorten(value, max(limit, least))
     if isinstance(value, int) and value.bit_length() > 128:
         return show(value)
     if not value or isinstance(value, int | float):
@@ -131,9 +133,9 @@ def clip(value: JsonValue, limit: int) -> JsonValue:
         if limit < MIN_CLIP:
             made["…"] = f"… {rest} more"
             break
-        name = shorten(str(key), MIN_CLIP)
+        name = shorten(str(key), least)
         # A member takes at most half of the room, if others need some too.
-        made[name] = clip(item, limit // min(rest, 2) - len(name) - 6)
+        made[name] = clip(item, limit // min(rest, 2) - len(name) - 6, least)
         limit -= len(name) + len(json.dumps(made[name], ensure_ascii=False)) + 6
     return made if isinstance(value, dict) else list(made.values())
 

@@ -138,6 +138,24 @@ async def test_a_logout_that_does_not_reach_the_gateway_says_so_and_can_be_repea
         await expect(status(page, "You are logged out")).to_be_visible()
 
 
+@pytest.mark.covers("CP-2")
+async def test_a_logout_that_a_hanging_gateway_never_answers_ends_with_an_error(
+    browser: Browser, tmp_path: Path
+) -> None:
+    async with control(browser, tmp_path, [Turn("Hello.")]) as desk:
+        page = await desk.person()
+        await expect(page.get_by_text("Nothing runs.")).to_be_visible()
+        await page.route("**/logout", lambda route: None)
+        await page.clock.install()
+        await page.get_by_role("button", name="Log out").click()
+        await expect(page.get_by_role("button", name="Log out")).to_be_disabled()
+        await page.clock.fast_forward(10_000)
+        await expect(page.get_by_role("alert")).to_contain_text("still logged in")
+        await page.unroute("**/logout")
+        await page.get_by_role("button", name="Log out").click()
+        await expect(status(page, "You are logged out")).to_be_visible()
+
+
 RACE = (Path(__file__).parent / "races.js").read_text()
 
 

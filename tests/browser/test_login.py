@@ -7,7 +7,7 @@ from typing import Any
 import anyio
 import pytest
 from playwright.async_api import Browser, expect
-from tests.support.browser_driver import Desk, control, status
+from tests.support.browser_driver import PHONE, Desk, control, status
 from tests.support.forking import shared_zygote
 
 from clawmode.rpc.client import GatewayClient
@@ -16,6 +16,7 @@ from clawmode.testing import Turn
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(90)]
 
 HELLO = [Turn("Hello.")]
+FITS = "document.documentElement.scrollWidth <= innerWidth"
 
 
 async def link(desk: Desk) -> str:
@@ -90,6 +91,36 @@ async def test_a_link_of_somebody_else_logs_nobody_in_without_a_click(
             await agree.click()
             await expect(page.get_by_role("heading", name="Now")).to_be_visible()
             assert await page.context.cookies() != before
+
+
+@pytest.mark.hostile
+@pytest.mark.covers("CP-3")
+async def test_the_page_says_as_whom_one_acts_before_and_after_the_login_on_a_phone(
+    browser: Browser, tmp_path: Path
+) -> None:
+    async with control(browser, tmp_path, HELLO) as desk:
+        name = "mallory-" + "w" * 92
+        async with desk.client() as client:
+            made: Any = await client.call("tokens.create", {"name": name})
+        url = f"ws{desk.url.removeprefix('http')}"
+        async with GatewayClient(url, made["token"], client_id="mallory") as mallory:
+            path = (await mallory.call("dashboard.link", {}))["path"]
+        page = await desk.visitor(PHONE)
+        await page.goto(f"{desk.url}{path}")
+        agree = page.get_by_role("button", name=f"Log in as “{name}”")
+        await expect(agree).to_be_enabled()
+        assert await page.evaluate(FITS)
+        await page.keyboard.press("Shift+Tab")
+        await expect(agree).to_be_focused()
+        await page.keyboard.press("Enter")
+        who = page.get_by_role("banner").get_by_text(name)
+        await expect(who).to_have_text(f"Logged in as {name}")
+        await expect(who).to_have_attribute("title", f"Logged in as “{name}”")
+        assert await page.evaluate(FITS)
+        # The link of the own machine takes the session over, and the page shows that.
+        await page.goto(await link(desk))
+        await page.get_by_role("button", name="Log in as “local”").click()
+        await expect(page.get_by_role("banner")).to_contain_text("Logged in as local")
 
 
 @pytest.mark.covers("CP-2")

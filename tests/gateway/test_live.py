@@ -21,6 +21,7 @@ from clawmode.gateway.run_tree import RunTree
 from clawmode.rpc.protocol import MAX_BUFFERED
 from clawmode.testing import ScriptRequest, Turn, call
 from clawmode.text import KnownSecrets
+from clawmode.types import JsonObject
 
 pytestmark = pytest.mark.anyio
 
@@ -476,6 +477,20 @@ def test_a_secret_that_is_known_is_redacted_before_a_preview_is_cut() -> None:
         )
         assert "correct" not in " ".join(shown)
     assert "abcd" not in preview_of({"text": "abcd" * 300}, KnownSecrets(["abcd" * 300]).text)
+
+
+@pytest.mark.hostile
+def test_a_preview_shows_no_half_of_a_login_that_was_cut_before_its_end() -> None:
+    login = "postgres://admin:correct-horse-battery@db.example/orders"
+    key = "-----BEGIN PRIVATE KEY-----" + "k" * 1_900 + "-----END PRIVATE KEY-----"
+    for length in range(60):
+        # The key becomes short, so that the preview shows where the text was cut.
+        shown = preview_of(f"{key}{' ' * length}{login}"), title_of(f"{key}{' ' * length}{login}")
+        assert "admin" not in " ".join(shown)
+    value: JsonObject = {"url": login, "database_for_all_orders_password": "correct", "n": "x"}
+    for _ in range(6):
+        value = {"a": value, "b": "x" * 500}
+        assert "correct" not in preview_of(value)
 
 
 @pytest.mark.hostile

@@ -71,9 +71,11 @@ def page_socket(it: Wired, http: httpx2.AsyncClient, **headers: str) -> connect:
     return connect(f"ws://127.0.0.1:{it.port}/ws", additional_headers=extra, proxy=None)
 
 
-async def greet(socket: ClientConnection) -> dict[str, Any]:
-    """The answer to `connect` without a token."""
+async def greet(socket: ClientConnection, token: str = "") -> dict[str, Any]:
+    """The answer to `connect`, by default without a token."""
     hello: JsonObject = {"minProtocol": 4, "maxProtocol": 4, "client": {"id": "page"}}
+    if token:
+        hello["auth"] = {"token": token}
     await socket.recv()
     await socket.send(protocol.request("1", "connect", hello))
     with anyio.fail_after(10):
@@ -102,6 +104,7 @@ async def test_a_token_opens_a_session_whose_cookie_no_script_and_no_other_site_
         async with page_socket(it, http) as socket:
             answer = await greet(socket)
         assert answer["payload"]["auth"]["scopes"]
+        assert answer["payload"]["auth"]["principal"] == "tester"
 
 
 @pytest.mark.covers("CP-2")
@@ -454,6 +457,50 @@ async def test_a_client_that_was_logged_out_and_never_reads_loses_its_connection
             assert (await http.post("/logout", json={})).status_code == 200
             await until(lambda: not is_open(it, socket))
             socket.transport.abort()
+
+
+@pytest.mark.hostile
+@pytest.mark.covers("CP-3", "GP-17")
+@pytest.mark.skipif(not Path("/proc/self/net/tcp").exists(), reason="only Linux shows connections")
+@pytest.mark.parametrize("is_page", [False, True])
+async def test_a_client_whose_token_was_revoked_and_that_never_reads_loses_its_connection(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_page: bool
+) -> None:
+    monkeypatch.setattr(server_module, "CLOSE_SECONDS", 0.2)
+    monkeypatch.setattr(gateway_module, "LOGIN_SECONDS", 0.05)
+    async with browsing(tmp_path) as (it, http):
+        token = it.gateway.tokens.add("phone")
+        if is_page:
+            await log_in(http, token=token)
+        async with page_socket(it, http) as socket, it.connect() as other:
+            await greet(socket, "" if is_page else token)
+            socket.transport.pause_reading()
+            await until(lambda: is_open(it, socket))
+            for _ in range(1_000):
+                it.gateway.broadcast("diagnostics", {"words": "x" * 20_000})
+                await anyio.lowlevel.checkpoint()
+            # As `clawmode gateway token revoke` does it, in another process.
+            Tokens(tmp_path / "state").revoke("phone")
+            await until(lambda: not is_open(it, socket))
+            assert (await other.call("health", {}))["ok"]
+            socket.transport.abort()
+
+
+@pytest.mark.covers("GP-17")
+async def test_a_damaged_file_of_tokens_disconnects_only_the_clients_that_need_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gateway_module, "LOGIN_SECONDS", 0.05)
+    async with browsing(tmp_path) as (it, http):
+        token = it.gateway.tokens.add("phone")
+        async with page_socket(it, http) as socket, it.connect() as own:
+            await greet(socket, token)
+            (tmp_path / "state" / "gateway-tokens.json").write_text("{")
+            with anyio.fail_after(10), pytest.raises(ConnectionClosed) as closed:
+                await socket.recv()
+            assert closed.value.rcvd is not None
+            assert closed.value.rcvd.code == protocol.CLOSE_POLICY
+            assert (await own.call("health", {}))["ok"]
 
 
 @pytest.mark.hostile

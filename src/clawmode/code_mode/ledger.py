@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from dataclasses import field
 
 from clawmode.redaction import Redactor
-from clawmode.text import clip
 from clawmode.tools.tool import Effect, Tool
 from clawmode.types import OPEN_STATES, CallState, JsonObject, JsonValue, dataclass
 
@@ -14,6 +13,10 @@ MAX_LEDGER = 100
 
 MAX_INPUT, MAX_INPUTS = 300, 4_000
 """Characters of a call's input in a result, and of the inputs of all calls."""
+
+
+# A program may pass on what it has never shown to the model, such as a password.
+_redactor = Redactor()
 
 
 @dataclass(slots=True)
@@ -37,11 +40,7 @@ class Entry:
 
     def keep_input(self, given: JsonObject, size: int) -> None:
         """Keeps the input of the call, shortened if its JSON of `size` bytes is too long."""
-        self.input = given if size <= MAX_INPUT else clip(given, MAX_INPUT)
-
-
-# A program may pass on what it has never shown to the model, such as a password.
-_redactor = Redactor()
+        self.input = given if size <= MAX_INPUT else _redactor.clip(given, MAX_INPUT)
 
 
 def add_inputs(rows: Iterable[tuple[JsonObject, JsonValue]]) -> list[JsonValue]:

@@ -8,7 +8,6 @@ from typing import Any
 import anyio
 
 from clawmode.gateway.methods import NAME, MethodCall, choice, items, method, params
-from clawmode.rpc import protocol
 from clawmode.rpc.protocol import RpcError
 from clawmode.rpc.scopes import SCOPES, Scope
 from clawmode.rpc.tokens import RESERVED, TokenError
@@ -19,9 +18,6 @@ MAX_NAMED = 500
 
 DOCTOR_SECONDS = 180.0
 MAX_REPORT = 1 << 20
-
-DROP_SECONDS = 0.2
-"""The time for the response to reach a client whose own token was revoked."""
 
 
 # ---- Tokens ----
@@ -71,17 +67,9 @@ async def _revoke(call: MethodCall) -> JsonObject:
         await anyio.to_thread.run_sync(gateway.tokens.revoke, name)
     except TokenError as error:
         raise RpcError("UNAVAILABLE", str(error)) from None
-    of_token = [it for it in gateway.clients.values() if it.token == token.digest]
-
-    async def drop() -> None:
-        await anyio.sleep(DROP_SECONDS)
-        for client in of_token:
-            if client.session:
-                gateway.log_out(client.session, "the token was revoked")
-            client.finish(protocol.CLOSE_POLICY, "the token was revoked")
-
-    gateway.begin(drop)
-    return {"name": name, "closed": len(of_token)}
+    closed = sum(client.token == token.digest for client in gateway.clients.values())
+    gateway.begin(gateway.drop, {token.digest})
+    return {"name": name, "closed": closed}
 
 
 # ---- Health ----

@@ -4,7 +4,7 @@ import logging
 import math
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import field
 from functools import partial
@@ -28,7 +28,7 @@ from clawmode.gateway.clients import Client, EncodedEvent
 from clawmode.gateway.event_log import EventLog
 from clawmode.gateway.figures import Figures
 from clawmode.gateway.ledger import Ledger, LedgerUnavailable
-from clawmode.gateway.logins import Grant, Logins, Session
+from clawmode.gateway.logins import DROP_SECONDS, Grant, Logins, Session, check_attempts, revoked
 from clawmode.gateway.run_feed import RunFeed
 from clawmode.rpc import protocol
 from clawmode.rpc.protocol import RpcError, read_hello
@@ -47,7 +47,7 @@ NOTE_SECONDS = 2.0
 """The pause before another attempt to write to the ledger."""
 
 LOGIN_SECONDS = 2.0
-"""The time between checks of the tokens of open pages."""
+"""The time between checks of the tokens of connected clients."""
 
 SHUTDOWN_NOTICE = 0.2
 """The time for the event `shutdown` to reach clients before they are disconnected."""
@@ -232,9 +232,8 @@ class Gateway:
             grant, session_id = Grant.of(await self.token_of(hello.auth.token, address)), ""
         scopes = granted(grant.scopes, hello.scopes)
         if not scopes:
-            raise RpcError(
-                "FORBIDDEN", "the token has none of the requested scopes", field="scopes"
-            )
+            text = "the token has none of the requested scopes"
+            raise RpcError("FORBIDDEN", text, field="scopes")
         return Client(hello, grant.principal, scopes, grant.token, session_id)
 
     async def token_of(self, token: str, address: str, where: str = "connect") -> Token:
@@ -249,9 +248,7 @@ class Gateway:
             RpcError: The token is unknown, or too many attempts from the address have failed.
         """
         async with self.token_lock:
-            if (seconds := self.attempts.wait(address)) > 0:
-                wait = int(seconds * 1000) + 1
-                raise RpcError("RATE_LIMITED", "too many failed attempts", retry_after_ms=wait)
+            check_attempts(self.attempts, address)
             try:
                 record = await anyio.to_thread.run_sync(self.tokens.find, token)
             except TokenError as error:
@@ -265,29 +262,31 @@ class Gateway:
                 raise RpcError("UNAUTHORIZED", "this token is unknown", field="auth.token")
         return record
 
-    async def is_valid(self, grant: Grant) -> bool:
-        """Returns whether the token of a grant still exists."""
-        try:
-            return await anyio.to_thread.run_sync(self.tokens.has, grant.token)
-        except TokenError as error:
-            logger.error("login: %s", error)
-            return False
-
     def log_out(self, session_id: str, reason: str) -> None:
         """Ends the session of a browser, and its connections."""
         self.logins.close(session_id)
-        for client in tuple(self.clients.values()):
-            if client.session == session_id:
-                client.finish(protocol.CLOSE_LOGGED_OUT, reason)
+        for client in [it for it in self.clients.values() if it.session == session_id]:
+            client.finish(protocol.CLOSE_LOGGED_OUT, reason)
+
+    async def drop(self, tokens: Collection[str]) -> None:
+        """Ends the connections and sessions that were opened with revoked tokens, in a moment."""
+        await anyio.sleep(DROP_SECONDS)
+        for client in [it for it in self.clients.values() if it.token in tokens]:
+            self.logins.close(client.session)
+            code = protocol.CLOSE_LOGGED_OUT if client.session else protocol.CLOSE_POLICY
+            client.finish(code, "the token was revoked")
 
     async def _check_logins(self) -> None:
-        """Ends the sessions whose token was revoked, and keeps those of open pages alive."""
+        """Ends what was opened with a revoked token, and keeps the sessions of open pages alive."""
         while True:
             await anyio.sleep(LOGIN_SECONDS)
             await self.logins.save()
+            # `clawmode gateway token revoke` changes the file only.
+            tokens = {client.token for client in self.clients.values()}
+            if gone := await revoked(self.tokens, tokens):
+                await self.drop(gone)
             for session_id in {client.session for client in self.clients.values()} - {""}:
-                session = self.logins.touch(session_id)
-                if session is None or not await self.is_valid(session.grant):
+                if self.logins.touch(session_id) is None:
                     self.log_out(session_id, "the session has ended")
 
     def join(self, client: Client, methods: Iterable[str]) -> JsonObject:
@@ -312,6 +311,7 @@ class Gateway:
             events=tuple(sorted(EVENTS)),
             snapshot={"uptimeMs": int((time.time() - self.started_at) * 1000)},
             position=self.log.position,
+            principal=client.principal,
         )
 
     def leave(self, client: Client) -> None:

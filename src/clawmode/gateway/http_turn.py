@@ -145,8 +145,9 @@ class HttpTurns:
             ClawmodeError: The request is rejected, or fails.
         """
         answer = await self._dispatcher.call(client, Request("http", method, params))
+        text = json.dumps(answer, ensure_ascii=False)  # else `are_in` would not see where it is cut
         known = self._gateway.host.runtime.known
-        return self._gateway.without_secrets(answer) if known.are_in(json.dumps(answer)) else answer
+        return self._gateway.without_secrets(answer) if known.are_in(text) else answer
 
     async def begin(self, token: Token, request: TurnRequest) -> HttpTurn:
         """Starts a run, or continues one with the results of the client's functions.

@@ -8,15 +8,17 @@ import logging
 import secrets
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TypeVar
 
 import anyio
 
+from clawmode.addresses import Attempts
 from clawmode.exceptions import ConfigurationError
 from clawmode.files import write_atomic
 from clawmode.records import Items, Record, parse
+from clawmode.rpc.protocol import RpcError
 from clawmode.rpc.scopes import Scope, expand
 from clawmode.rpc.tokens import LOCAL, Token, TokenError, Tokens, digest
 from clawmode.types import dataclass
@@ -34,6 +36,9 @@ SESSIONS_FILE = "page-sessions.json"
 MAX_FILE = 1 << 20
 SAVE_SECONDS = 600.0
 """The time between writes that only say when sessions were last used."""
+
+DROP_SECONDS = 0.2
+"""The time for the response to reach a client that has revoked its own token."""
 
 MAX_SESSIONS = 2_000
 """The most codes and sessions; the oldest one of the token that has the most makes room."""
@@ -71,6 +76,26 @@ class Session:
     grant: Grant
     used: float
     opened: float
+
+
+async def revoked(tokens: Tokens, wanted: Collection[str]) -> Collection[str]:
+    """Returns those of some hashes whose token no longer exists."""
+    try:
+        return await anyio.to_thread.run_sync(tokens.missing, wanted)
+    except TokenError as error:
+        logger.error("login: %s", error)
+        return set(wanted).difference(it.digest for it in tokens.own)
+
+
+def check_attempts(attempts: Attempts, address: str) -> None:
+    """Checks that few enough logins from an address have failed.
+
+    Raises:
+        RpcError: Too many have failed.
+    """
+    if (seconds := attempts.wait(address)) > 0:
+        wait = int(seconds * 1000) + 1
+        raise RpcError("RATE_LIMITED", "too many failed attempts", retry_after_ms=wait)
 
 
 class SavedSession(Record):

@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
 from clawmode.addresses import Site
-from clawmode.gateway.logins import Grant, Session
+from clawmode.gateway.logins import Grant, Session, check_attempts, revoked
 from clawmode.rpc.http_server import TRUST
 from clawmode.rpc.protocol import RpcError
 from clawmode.rpc.tokens import LOCAL
@@ -188,7 +188,7 @@ class PageServer:
             # With TLS, a cookie without the prefix may come from a neighbour of our host name.
             cookie = connection.cookies.get(name, "")
         session = self._gateway.logins.find(cookie) if cookie else None
-        if session is not None and not await self._gateway.is_valid(session.grant):
+        if session is not None and await revoked(self._gateway.tokens, {session.grant.token}):
             self._gateway.log_out(session.id, "the token was revoked")
             return None
         return session
@@ -307,12 +307,10 @@ class PageServer:
             return Grant.of(await self._gateway.token_of(token, address, "login")), None
         if not isinstance(code, str) or not code:
             raise RpcError("INVALID_REQUEST", "`code` or `token` is required")
-        if (seconds := self._gateway.attempts.wait(address)) > 0:
-            wait = int(seconds * 1000) + 1
-            raise RpcError("RATE_LIMITED", "too many failed attempts", retry_after_ms=wait)
+        check_attempts(self._gateway.attempts, address)
         logins = self._gateway.logins
         grant = logins.look_up(code)
-        if grant is not None and await self._gateway.is_valid(grant):
+        if grant is not None and not await revoked(self._gateway.tokens, {grant.token}):
             replaces = old is not None and old.grant.token != grant.token
             if (grant.principal != LOCAL or replaces) and given.get("confirmed") is not True:
                 return grant, {

@@ -8,12 +8,14 @@ from dataclasses import field
 from typing import Any, Literal, TypeAlias
 
 from clawmode.redaction import Redactor
-from clawmode.text import clip, plain_line, shorten
+from clawmode.text import plain_line, shorten
 from clawmode.types import JsonObject, JsonValue, dataclass
 
 MAX_TITLE, MAX_PREVIEW, MAX_NODE_ID = 120, 200, 160
 CODE_READ = 2_000
-"""Characters of a text that are redacted for its preview, which is much shorter."""
+"""Characters of a text that are redacted for its preview, which is much shorter.
+
+`shorten` marks the cut, so that the half of a secret before it is redacted too."""
 
 Hide: TypeAlias = Callable[[str], str]
 """Redacts known secrets. Before a text is cut: nobody recognizes the half of a secret."""
@@ -122,5 +124,5 @@ def preview_of(value: JsonValue, hide: Hide = str) -> str:
     """Returns an input on one line, redacted and shortened."""
     if isinstance(value, str):
         return plain_line(_redactor.text(hide(shorten(value, CODE_READ))), MAX_PREVIEW)
-    shown = _redactor.value(clip(value, CODE_READ))
+    shown = _redactor.clip(value, CODE_READ)
     return plain_line(hide(json.dumps(shown, ensure_ascii=False)), MAX_PREVIEW)

@@ -26,6 +26,7 @@ from clawmode.gateway.run_nodes import (
     title_of,
 )
 from clawmode.tasks import Notifier
+from clawmode.text import shorten
 from clawmode.types import JsonObject, JsonValue
 
 if TYPE_CHECKING:
@@ -262,7 +263,7 @@ class RunTree:
         """Marks a program as parked or ended, as the result of `exec` or `wait` says."""
         details: dict[str, Any] = result if isinstance(result, dict) else {}
         if details.get("status") != "waiting":
-            program.code = str(details.get("code") or "")[:MAX_TITLE]
+            program.code = shorten(str(details.get("code") or ""), MAX_TITLE)
             aborted = program.code == "aborted"
             self._end(program, "cancelled" if aborted else "failed" if failed else "completed")
             return
@@ -287,7 +288,7 @@ class RunTree:
         if data.get("phase") == "start":
             above = data.get("parentId")
             parent = None if above is None else self._known(self._id(run_id, str(above)))
-            tool_id = str(data.get("name"))[:MAX_NODE_ID]
+            tool_id = shorten(str(data.get("name")), MAX_NODE_ID)
             self._add(
                 id=self._new_id(run_id, call_id),
                 parent=parent or self._known(run_id),
@@ -299,7 +300,7 @@ class RunTree:
                 preview=preview_of(given, self._hide) if given else "",
             )
         elif (node := self.nodes.get(self._id(run_id, call_id))) is not None:
-            node.code = str(data.get("code") or "")[:MAX_TITLE]
+            node.code = shorten(str(data.get("code") or ""), MAX_TITLE)
             ended = "failed" if data.get("isError") else "completed"
             self._end(node, CALL_STATES.get(data.get("state"), ended))
 

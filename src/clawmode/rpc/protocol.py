@@ -364,6 +364,7 @@ def hello_ok(
     events: tuple[str, ...],
     snapshot: JsonObject,
     position: JsonObject | None = None,
+    principal: str = "",
 ) -> JsonObject:
     """Returns the payload of the response to `connect`.
 
@@ -374,7 +375,9 @@ def hello_ok(
         events: The events that exist.
         snapshot: What the client should know at once.
         position: The last event before the connection, for `events.since`.
+        principal: The name of the client's token.
     """
+    auth: JsonObject = {"role": "operator", "principal": principal}
     return {
         "type": "hello-ok",
         "protocol": PROTOCOL,
@@ -382,7 +385,7 @@ def hello_ok(
         "features": {"methods": list[JsonValue](methods), "events": list[JsonValue](events)},
         "snapshot": snapshot,
         "events": position or {},
-        "auth": {"role": "operator", "scopes": list[JsonValue](scopes)},
+        "auth": auth | {"scopes": list[JsonValue](scopes)},
         "policy": {
             "maxPayload": MAX_PAYLOAD,
             "maxBufferedBytes": MAX_BUFFERED,

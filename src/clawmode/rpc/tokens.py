@@ -95,13 +95,13 @@ class Tokens:
                 found = found or record
         return found
 
-    def has(self, wanted: str) -> bool:
-        """Returns whether the token with this hash still exists.
+    def missing(self, wanted: Iterable[str]) -> set[str]:
+        """Returns those of some hashes whose token no longer exists.
 
         Raises:
-            TokenError: The file cannot be used. Then no token is valid.
+            TokenError: The file cannot be used. Then only the tokens of this process are valid.
         """
-        return any(record.digest == wanted for record in (*self._extra, *self.list()))
+        return set(wanted).difference(it.digest for it in (*self._extra, *self.list()))
 
     def are_chosen(self) -> bool:
         """Returns whether the operator created a token, besides the one of this process.

@@ -3,7 +3,7 @@
 import { connection } from "./connection.js";
 import { Now } from "./now.js";
 import { Approvals, usePendingCount } from "./approvals.js";
-import { Action, Problem, Until, html, render, useEffect, useRef, useState } from "./parts.js";
+import { Action, Problem, Until, html, oneLine, render, useEffect, useRef, useState } from "./parts.js";
 import { useErrorBoundary } from "./preact.js";
 import { link, route, useRoute, useStatus } from "./state.js";
 
@@ -110,6 +110,7 @@ function App() {
     <header class="top">
       <span class="brand"><span class="mark" aria-hidden="true"></span>clawmode</span>
       <${Navigation} current=${view} pending=${pending} />
+      ${status.hello && html`<span class="who" title=${`Logged in as “${oneLine(status.hello.auth.principal, 200)}”`}><span class="visually-hidden">Logged in as </span>${oneLine(status.hello.auth.principal, 200)}</span>`}
       <${Action} kind="plain logout" run=${() => connection.logOut()}>Log out<//>
     </header>
     <${Banner} status=${status} />

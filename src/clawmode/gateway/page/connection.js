@@ -2,6 +2,7 @@
 
 const BACKOFF_MS = [250, 500, 1000, 2000, 4000, 8000, 15000];
 const REQUEST_MS = 30000;
+const LOGOUT_MS = 10000;
 const SILENCE_TICKS = 2.5; // the gateway sends a tick regularly: silence means a dead connection
 const TRIES = 20;
 const LOGGED_OUT = 4001;
@@ -270,11 +271,14 @@ class Connection {
   async logOut() {
     this.leaving = true;
     const headers = { "content-type": "application/json" };
-    const response = await fetch("/logout", { method: "POST", headers, body: "{}" }).catch(() => null);
+    const control = new AbortController(); // a gateway that hangs accepts requests, and answers none
+    const timer = setTimeout(() => control.abort(), LOGOUT_MS);
+    const response = await fetch("/logout", { method: "POST", headers, body: "{}", signal: control.signal }).catch(() => null);
+    clearTimeout(timer);
     this.leaving = false;
     if (!response?.ok) {
       if (this.status.phase === "online" && this.socket.readyState === WebSocket.CLOSED) this.closed(0);
-      throw new RequestError("UNAVAILABLE", "The gateway does not answer, so you are still logged in. Try again.");
+      throw new RequestError("UNAVAILABLE", "The gateway did not confirm the logout, so you are probably still logged in. Try again.");
     }
     clearTimeout(this.retryTimer);
     this.end("out");
