@@ -9,6 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.support.fuzzing import examples
 
+from clawmode.code_mode.arguments import read_config
 from clawmode.code_mode.config import SUSPENDED_DURABLE, SUSPENDED_IN_MEMORY, CodeModeConfig
 from clawmode.config.agents import Configuration
 from clawmode.config.resolve import read as read_configuration
@@ -241,6 +242,15 @@ def test_a_config_made_in_python_follows_the_same_rules_with_the_same_warnings()
     assert made.clamped().max_suspended_runs == 64
     with pytest.warns(ClawmodeWarning, match="300000 is over 60000"):
         assert made.replace(timeout_ms=300_000).timeout_ms == 60_000
+
+
+def test_no_config_is_exactly_the_validated_default() -> None:
+    made, validated = read_config(None), CodeModeConfig()
+
+    assert made == validated  # with the class and the fields that were set, of sections within too
+    assert repr(made) == repr(validated)
+    assert list(vars(made)) == list(vars(validated))
+    assert made.model_fields_set == set()
 
 
 @pytest.mark.covers("N-27", "CF-3")

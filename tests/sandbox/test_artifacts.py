@@ -117,7 +117,7 @@ def test_another_cpu_or_wasmtime_has_another_entry(
     made(TINY)
     monkeypatch.setattr(artifacts, "_cpu_features", lambda: b"another")
     made(TINY)
-    monkeypatch.setattr(artifacts, "version", lambda name: "0.0")
+    monkeypatch.setattr("importlib.metadata.version", lambda name: "0.0")
     made(TINY)
     assert len(list(cache.glob("*.code"))) == 3
 

@@ -179,7 +179,8 @@ def read_config(config: object) -> CodeModeConfig:
     """
     check_argument("config", config, (CodeModeConfig, Mapping), '{"timeoutMs": 500}')
     if not isinstance(config, Mapping):
-        return config if isinstance(config, CodeModeConfig) else CodeModeConfig()
+        # Defaults are valid: the first validation of a section takes 10 ms.
+        return config if isinstance(config, CodeModeConfig) else CodeModeConfig.model_construct()
     made, warned = CodeModeConfig.from_json(dict(config), path="config")
     for warning in warned:
         warnings.warn(str(warning), ClawmodeWarning, stacklevel=3)

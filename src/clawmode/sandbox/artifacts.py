@@ -24,11 +24,8 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import Future
 from functools import cache
-from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
-
-import platformdirs
 
 from clawmode.exceptions import RuntimeUnavailable
 from clawmode.files import open_lock, try_lock, write_atomic
@@ -72,9 +69,10 @@ def python_command(module: str, *arguments: str) -> list[str]:
     start-up time. It gets our search path, without the current folder.
     """
     paths = [str(GUEST.parents[2]), *(path for path in sys.path if os.path.isabs(path))]
+    # No module is garbage, so the collector would only slow down their imports.
     program = (
-        f"import sys; sys.path[:] = {list(dict.fromkeys(paths))!r}; "
-        f"from clawmode.sandbox.{module} import main; main(*sys.argv[1:])"
+        f"import gc, sys; gc.disable(); sys.path[:] = {list(dict.fromkeys(paths))!r}; "
+        f"from clawmode.sandbox.{module} import main; gc.enable(); main(*sys.argv[1:])"
     )
     return [sys.executable, "-I", "-S", "-c", program, *arguments]
 
@@ -162,6 +160,8 @@ def cache_folder() -> Path:
     """Returns the folder of the machine code: `CLAWMODE_CACHE_DIR`, or in the user's cache."""
     if chosen := os.environ.get("CLAWMODE_CACHE_DIR"):
         return Path(chosen)
+    import platformdirs  # as in `_key`
+
     return platformdirs.user_cache_path("clawmode")
 
 
@@ -287,6 +287,9 @@ def _locked(lock: int | None, name: str) -> Iterator[None]:
 
 
 def _key(wasm: bytes) -> str:
+    # Slow to import: here that happens while the template boots.
+    from importlib.metadata import version
+
     digest = hashlib.sha256()
     # The engine's settings shape the code too, and they are all in `wasm.py`.
     settings = (Path(__file__).parent / "wasm.py").read_bytes()
