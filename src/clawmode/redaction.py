@@ -203,6 +203,11 @@ def _squashed(name: str) -> str:
 # ---- Redactors ----
 
 
+def before_clip(value: JsonValue, limit: int) -> JsonValue:
+    """Returns all of a JSON value that `Redactor.clip` needs: names that show what they name."""
+    return clip(value, 4 * limit, CLIP_READ)
+
+
 class Redactor:
     """Redacts secrets in texts and values. Redacting a second time changes nothing.
 
@@ -242,8 +247,7 @@ class Redactor:
 
     def clip(self, value: JsonValue, limit: int) -> JsonValue:
         """Redacts and clips a JSON value. The work depends on the limit, not on the value."""
-        # Names are redacted at a length that shows what they name.
-        return clip(self.value(clip(value, 4 * limit, CLIP_READ)), limit)
+        return clip(self.value(before_clip(value, limit)), limit)
 
     # ---- Texts ----
 

@@ -114,8 +114,6 @@ return [first, second, calls]"""
         ("await helpers.byCursor(7)", "takes a function"),
         ("await helpers.map([1])", "takes a function"),
         ("await helpers.map(undefined, () => 1)", "undefined"),
-        ("await helpers.map({ items: [1] }, () => 1)", 'found one object with ["items"]'),
-        ("await helpers.map(7, () => 1)", "found one number"),
         ("await helpers.map([1], () => 1, { concurrency: 0 })", "concurrency"),
         ("await helpers.retry()", "takes a function"),
     ],

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import field
 
-from clawmode.redaction import Redactor
+from clawmode.redaction import Redactor, before_clip
 from clawmode.tools.tool import Effect, Tool
 from clawmode.types import OPEN_STATES, CallState, JsonObject, JsonValue, dataclass
 
@@ -13,10 +13,6 @@ MAX_LEDGER = 100
 
 MAX_INPUT, MAX_INPUTS = 300, 4_000
 """Characters of a call's input in a result, and of the inputs of all calls."""
-
-
-# A program may pass on what it has never shown to the model, such as a password.
-_redactor = Redactor()
 
 
 @dataclass(slots=True)
@@ -40,7 +36,11 @@ class Entry:
 
     def keep_input(self, given: JsonObject, size: int) -> None:
         """Keeps the input of the call, shortened if its JSON of `size` bytes is too long."""
-        self.input = given if size <= MAX_INPUT else _redactor.clip(given, MAX_INPUT)
+        self.input = given if size <= MAX_INPUT else before_clip(given, MAX_INPUT)
+
+
+# A program may pass on what it has never shown to the model, such as a password.
+_redactor = Redactor()
 
 
 def add_inputs(rows: Iterable[tuple[JsonObject, JsonValue]]) -> list[JsonValue]:
@@ -48,7 +48,8 @@ def add_inputs(rows: Iterable[tuple[JsonObject, JsonValue]]) -> list[JsonValue]:
     made, left = list[JsonValue](), MAX_INPUTS
     for row, given in rows:
         if given and left > 0:
-            shown = _redactor.value(given)
+            is_long = len(json.dumps(given, ensure_ascii=False, separators=(",", ":"))) > MAX_INPUT
+            shown = _redactor.clip(given, MAX_INPUT) if is_long else _redactor.value(given)
             left -= len(json.dumps(shown, ensure_ascii=False))
             if left >= 0:
                 row["input"] = shown

@@ -22,7 +22,6 @@
   const { create, defineProperty, getPrototypeOf, hasOwn, keys: objectKeys } = Object;
   const { isArray } = Array;
   const arrayFrom = Array.from.bind(Array);
-  const { iterator } = Symbol;
   const { isView } = ArrayBuffer;
   const { min, max } = Math;
   const NativePromise = Promise;
@@ -1389,13 +1388,6 @@
   async function map(items, work, options) {
     requireFunction("helpers.map", work, "(items, (item) => tools.get({id: item.id})).");
     if (items === undefined || items === null) throw new NativeTypeError("helpers.map: the items are " + items + ".");
-    // `Array.from` makes an empty array of anything else, such as a page, and nothing would happen.
-    if (typeof items[iterator] !== "function" && typeof items.length !== "number") {
-      const members = isObject(items) ? " with " + slice(toShortJson(objectKeys(items)), 0, 300) : "";
-      throw new NativeTypeError(
-        "helpers.map: expected a list of items, found one " + typeof items + members + ".",
-      );
-    }
     const list = arrayFrom(items);
     const most = numberOf(options, "concurrency", 8);
     const settled = options?.settled === true;
