@@ -4,6 +4,7 @@ Under load, `tests/ordeals/test_gateway_kill.py` does that.
 """
 
 import json
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -49,10 +50,11 @@ async def test_a_cron_turn_whose_gateway_is_killed_is_resumed_and_not_restarted(
 ) -> None:
     (tmp_path / "shop.py").write_text(WAREHOUSE)
     bought, state = tmp_path / "bought.txt", tmp_path / "state"
-    jobs = Jobs(state)
-    assert await jobs.list() == []  # the file is there: that takes time
-    at = datetime.now(UTC) + timedelta(seconds=3)
-    await jobs.add(Job(id="tea", message="Buy tea.", at=at.isoformat(timespec="milliseconds")))
+    jobs, now = Jobs(state), datetime.now(UTC)
+    at = (now + timedelta(seconds=3)).isoformat(timespec="milliseconds")
+    # A clock that stands still: however long the file takes, the moment must not be in the past.
+    with closing(Jobs(state, clock=now.timestamp)) as adding:
+        await adding.add(Job(id="tea", message="Buy tea.", at=at))
     with serving(buyer) as server:
         configure(tmp_path, server.url, code_mode=False)
         with Started(tmp_path, state, "--tools", "shop:TOOLS") as first:
