@@ -2,7 +2,6 @@
 
 import json
 import random
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.compiler import Compiler, find_compiler, without_shared_types
 from tests.support.fuzzing import examples
+from tests.support.waiting import undisturbed_time
 
 from clawmode.catalog.declarations import (
     MAX_FILE_BYTES,
@@ -371,10 +371,10 @@ def test_a_hostile_server_gets_a_file_of_bounded_size_in_bounded_time(count: int
     tools = {
         f"tool{n}": tool(BOMB | {"title": str(n)}, "x" * 100_000, output=BOMB) for n in range(count)
     }
-    start = time.perf_counter()
+    start = undisturbed_time()
     text = render_server("s", tools)
     one = render_tool("s", "tool7", tools["tool7"])
-    assert time.perf_counter() - start < 10
+    assert undisturbed_time() - start < 10
     assert max(size_of(text), size_of(one)) <= MAX_FILE_BYTES
     assert text.count("tool") > 500
     assert text.rstrip().endswith("more") == (count == 5_000)

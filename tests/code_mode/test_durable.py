@@ -195,7 +195,7 @@ async def test_two_processes_cannot_wait_for_one_program_at_once(tmp_path: Path)
     result = await parked_and_killed(tmp_path, 'return await tools.read({ name: "x" })')
     run_id = result["runId"]
     async with AsyncExitStack() as both:
-        slow = started(tmp_path, "wait", run_id, TIMEOUT_MS="60000")
+        slow = started(tmp_path, "wait", run_id, YIELD_MS="60000")
         _, first = await both.enter_async_context(slow)
         await until(lambda: times_called(tmp_path, "read-x") >= 2)
         refused = await waited(tmp_path, run_id)
@@ -207,7 +207,7 @@ async def test_two_processes_cannot_wait_for_one_program_at_once(tmp_path: Path)
 @pytest.mark.covers("WA-11")
 async def test_a_waiter_that_is_killed_leaves_the_program_parked(tmp_path: Path) -> None:
     result = await parked_and_killed(tmp_path, 'return await tools.read({ name: "x" })')
-    slow = started(tmp_path, "wait", result["runId"], TIMEOUT_MS="60000")
+    slow = started(tmp_path, "wait", result["runId"], YIELD_MS="60000")
     async with slow as (process, _):
         await until(lambda: times_called(tmp_path, "read-x") >= 2)
         process.kill()
@@ -603,7 +603,7 @@ async def test_a_program_of_another_process_is_aborted_there(pool: Pool, tmp_pat
     async with code_mode(pool, store, tools, config=CodeModeConfig()) as one:
         source = 'await yield_control(); await tools.read({ name: "x" }); await tools.quick()'
         run_id = (await one.exec(source)).run_id
-    async with started(tmp_path, "wait", run_id, TIMEOUT_MS="20000") as (_, lines):
+    async with started(tmp_path, "wait", run_id, YIELD_MS="20000") as (_, lines):
         await until(lambda: times_called(tmp_path, "read-x"))
         async with code_mode(pool, store) as two:
             assert await two.abort(run_id)
@@ -858,7 +858,7 @@ class Failing(MemoryStore):
 
 
 HELD_SOURCE = """text("begun");
-const told = [await tools.quick(), await tools.slow()];
+const told = await Promise.all([tools.quick(), tools.slow()]);
 text("ended");
 return told"""
 

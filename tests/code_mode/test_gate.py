@@ -6,6 +6,7 @@ from typing import Any
 import anyio
 import pytest
 from tests.support.sandbox_driver import settled
+from tests.support.waiting import within
 
 from clawmode import (
     Approvals,
@@ -210,17 +211,10 @@ async def test_the_decision_is_asked_for_again_by_the_next_process(
     async with CodeMode(tools=tools, pool=pool, hooks=hooks, store=store, context=WHO) as one:
         result = await one.exec("return await tools.add({ a: 1, b: 1 })")
     approvals = Approvals()
-    config = CodeModeConfig(timeout_ms=1000)
     async with CodeMode(
-        tools=tools,
-        pool=pool,
-        hooks=hooks,
-        store=store,
-        context=WHO,
-        approvals=approvals,
-        config=config,
+        tools=tools, pool=pool, hooks=hooks, store=store, context=WHO, approvals=approvals
     ) as two:
-        assert (await two.wait(result.run_id)).status == "waiting"
+        assert (await two.wait(result.run_id, yield_ms=500)).status == "waiting"
         (question,) = approvals.pending()
         approvals.resolve(question.id, "allow-once")
         assert (await two.wait(result.run_id)).value == 2
@@ -240,7 +234,7 @@ async def test_hooks_that_do_not_answer_end_exec_at_its_deadline(pool: Pool) -> 
     hooks = Hooks()
     hooks.before_tool_call(hang)
     async with open_code_mode(pool, hooks, config=SHORT) as code_mode:
-        with anyio.fail_after(2):
+        with within(2):
             result = await code_mode.exec("return 1")
     assert (result.status, result.code) == ("failed", "timeout")
     assert result.error is not None
@@ -254,7 +248,7 @@ async def test_an_approver_that_does_not_answer_ends_exec_at_its_deadline(pool: 
     hooks, _ = hooked(ToolCallDecision(require_approval=wish))
     approvals = Approvals(approver=hang)
     async with open_code_mode(pool, hooks, config=SHORT, approvals=approvals) as code_mode:
-        with anyio.fail_after(2):
+        with within(2):
             result = await code_mode.exec("return await tools.add({a: 1, b: 2})")
     assert (result.code, result.calls, resolutions) == ("timeout", [], ["cancelled"])
     assert result.error is not None
@@ -274,10 +268,10 @@ async def test_a_slow_hook_afterwards_does_not_hold_exec_open(pool: Pool) -> Non
     async with open_code_mode(pool, Hooks()) as code_mode:  # a worker gets the tools of the program
         assert (await code_mode.exec("return 1")).value == 1
     async with open_code_mode(pool, hooks, config=SHORT) as code_mode:
-        with anyio.fail_after(2):
+        with within(2):
             assert (await code_mode.exec("return 1")).value == 1
         go_on.set()
-        with anyio.fail_after(2):
+        with within(2):
             await seen.wait()
 
 

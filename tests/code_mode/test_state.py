@@ -222,7 +222,7 @@ async def test_it_expires_if_nobody_uses_it(
 async def test_it_survives_a_process_that_is_killed_in_the_middle(tmp_path: Path) -> None:
     source = """store("a", 1); await tools.read({ name: "x" });
 store("a", 2); for (;;);"""
-    async with started(tmp_path, "exec", source, TIMEOUT_MS="60000") as (process, _):
+    async with started(tmp_path, "exec", source, YIELD_MS="60000") as (process, _):
         await until(lambda: times_called(tmp_path, "read-x"))
         await anyio.Path(tmp_path / "x").write_text("it")
         process.send_signal(signal.SIGKILL)

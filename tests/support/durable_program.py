@@ -59,7 +59,8 @@ async def quick() -> str:
 
 async def main() -> None:
     what, *rest = sys.argv[2:]
-    config = CodeModeConfig(timeout_ms=int(os.environ.get("TIMEOUT_MS", "600")))
+    # A program that waits is parked soon, and one that gets no core is not ended for that.
+    config, soon = CodeModeConfig(timeout_ms=60_000), int(os.environ.get("YIELD_MS", "500"))
     store, approvals = SqliteStore(FOLDER / "state"), Approvals(ask_for=["quick"])
     code_mode = CodeMode(
         tools=[read, write, quick],
@@ -70,7 +71,7 @@ async def main() -> None:
     )
     async with code_mode:
         if what == "exec":
-            result = await code_mode.exec(rest[0])
+            result = await code_mode.exec(rest[0], yield_ms=soon)
             say(**result.to_json())
             for question in await until(approvals.pending, math.inf):
                 say(question=question.tool_id)
@@ -78,7 +79,7 @@ async def main() -> None:
                 approvals.resolve(question.id, "allow-once")
             await anyio.sleep_forever()
         while True:
-            result = await code_mode.wait(rest[0])
+            result = await code_mode.wait(rest[0], yield_ms=soon)
             say(**result.to_json())
             for question in approvals.pending():
                 approvals.resolve(question.id, "allow-once")
