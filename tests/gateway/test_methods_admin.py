@@ -41,7 +41,10 @@ async def end_of(client: GatewayClient) -> str:
 
 
 @pytest.mark.covers("GP-17")
-async def test_a_token_is_created_used_listed_and_revoked(tmp_path: Path) -> None:
+async def test_a_token_is_created_used_listed_and_revoked(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "clawmode.gateway")
     async with wired(tmp_path) as it, it.connect() as operator:
         wanted: JsonObject = {"name": "phone", "scopes": ["operator.approvals"]}
         made: Any = await operator.call("tokens.create", wanted)
@@ -57,6 +60,10 @@ async def test_a_token_is_created_used_listed_and_revoked(tmp_path: Path) -> Non
             assert revoked == {"name": "phone", "closed": 1}
             assert await end_of(phone) == "UNAUTHORIZED"
         assert await operator.call("tokens.list") == {"tokens": [], "scopes": listed["scopes"]}
+    logged = [text for text in caplog.messages if text.startswith("token ")]
+    created = "token 'phone' was created by tester: operator.approvals"
+    assert logged == [created, "token 'phone' was revoked by tester"]
+    assert made["token"] not in caplog.text
 
 
 @pytest.mark.hostile

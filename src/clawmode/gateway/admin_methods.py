@@ -1,6 +1,7 @@
 """The methods for the operation of a gateway: `tokens.*`, `doctor.run`, `mcp.servers`, plugins."""
 
 import json
+import logging
 import os
 import sys
 from typing import Any
@@ -12,6 +13,8 @@ from clawmode.rpc.protocol import RpcError
 from clawmode.rpc.scopes import SCOPES, Scope
 from clawmode.rpc.tokens import RESERVED, TokenError
 from clawmode.types import JsonObject, JsonValue
+
+logger = logging.getLogger("clawmode.gateway")
 
 MAX_NAMED = 500
 """The most tools of a server that are named."""
@@ -53,6 +56,8 @@ async def _create(call: MethodCall) -> JsonObject:
         text = f"a token named {name!r} already exists: choose another name, or revoke it"
         raise RpcError("CONFLICT", text, field="name")
     secret = await anyio.to_thread.run_sync(call.gateway.tokens.add, name, scopes)
+    who = call.client.principal
+    logger.info("token %r was created by %s: %s", name, who, ", ".join(scopes))
     return {"name": name, "scopes": list[JsonValue](scopes), "token": secret}
 
 
@@ -67,6 +72,7 @@ async def _revoke(call: MethodCall) -> JsonObject:
         await anyio.to_thread.run_sync(gateway.tokens.revoke, name)
     except TokenError as error:
         raise RpcError("UNAVAILABLE", str(error)) from None
+    logger.info("token %r was revoked by %s", name, call.client.principal)
     closed = sum(client.token == token.digest for client in gateway.clients.values())
     gateway.begin(gateway.drop, {token.digest})
     return {"name": name, "closed": closed}
