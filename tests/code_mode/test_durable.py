@@ -19,7 +19,17 @@ from anyio.abc import Process
 from tests.support.session_writer import Lines
 from tests.support.waiting import SlowTools, until
 
-from clawmode import Approvals, CodeMode, CodeModeConfig, CodeModeResult, Pool, RunContext, tool
+from clawmode import (
+    Approvals,
+    CodeMode,
+    CodeModeConfig,
+    CodeModeResult,
+    Hooks,
+    Pool,
+    RunContext,
+    ToolCallDecision,
+    tool,
+)
 from clawmode.code_mode.memory_store import MemoryStore
 from clawmode.code_mode.snapshots import KeyRing
 from clawmode.code_mode.sqlite_store import SqliteStore
@@ -267,6 +277,71 @@ return [first, await slow]"""
         result = await finish(two, result)
         assert result.value == [None, 1]
     assert (here.calls, there.calls) == (1, 0)
+
+
+# ---- Calls that a process which died may have made ----
+
+READ = 'try { return await tools.read({ name: "x" }) } catch (error) { return error.code }'
+
+CALL_AND_YIELD = """const read = tools.read({ name: "x" });
+read.catch(() => {}); await yield_control(); return await read"""
+
+
+def reading() -> Tool:
+    """The tool of the process that died; here, nobody gets as far as to call it."""
+
+    @tool(idempotent=True)
+    async def read(name: str) -> str:
+        raise AssertionError(name)
+
+    return read
+
+
+def refusing(what: str) -> dict[str, Any]:
+    """The arguments of a `CodeMode` that calls no tool."""
+    hooks = Hooks()
+    if what == "blocked":
+        hooks.before_tool_call(lambda event: ToolCallDecision(block=True))
+    if what == "not_approved":
+        return {"approvals": Approvals(ask_for=["read"], approver=lambda question: "deny")}
+    return {"hooks": hooks}
+
+
+@pytest.mark.covers("WA-11")
+@pytest.mark.parametrize("why", ["blocked", "not_approved", "store_unavailable"])
+async def test_a_repetition_that_is_refused_leaves_the_outcome_unknown(
+    pool: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    """The process that died may have made the call: it must not be told as one that was not."""
+    result = await parked_and_killed(tmp_path, READ)
+    kept = SqliteStore(tmp_path / "state")
+    if why == "store_unavailable":
+        monkeypatch.setattr(kept, "mark", unavailable)
+    async with code_mode(pool, kept, [reading()], **refusing(why)) as one:
+        done = await finish(one, await one.wait(result["runId"]))
+    assert (done.status, done.value) == ("completed", "outcome_unknown"), done
+    assert times_called(tmp_path, "read-x") == 1
+
+
+@pytest.mark.covers("WA-11")
+@pytest.mark.parametrize("end", ["refused", "aborted"])
+async def test_a_repetition_that_nobody_approved_in_time_leaves_the_outcome_unknown(
+    pool: Pool, tmp_path: Path, end: str
+) -> None:
+    """A second process that asked, and has ended too, does not hide what the first one did."""
+    source = READ if end == "refused" else CALL_AND_YIELD
+    run_id = (await parked_and_killed(tmp_path, source))["runId"]
+    kept = SqliteStore(tmp_path / "state")
+    async with code_mode(pool, kept, [reading()], approvals=Approvals(ask_for=["read"])) as two:
+        waiting = await two.wait(run_id)
+        assert [call["state"] for call in waiting.to_json()["pendingToolCalls"]] == ["approval"]  # pyrefly: ignore
+        if end == "aborted":
+            assert await two.abort(run_id)
+            call: Any = (await two.wait(run_id)).calls[0]
+            assert call["state"] == "unknown"
+    if end == "refused":
+        async with code_mode(pool, kept, [reading()], **refusing("blocked")) as three:
+            assert (await finish(three, await three.wait(run_id))).value == "outcome_unknown"
 
 
 @pytest.mark.covers("WA-11")

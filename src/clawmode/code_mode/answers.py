@@ -1,10 +1,12 @@
 """Replies to calls whose cell is not here, or may be lost with this process: kept in the store."""
 
 import contextlib
+import sys
 from typing import TYPE_CHECKING
 
 import anyio
 
+from clawmode.code_mode.bridge import too_large
 from clawmode.code_mode.cell import CallGroup, Cell, OpenCall, Reply
 from clawmode.exceptions import StoreUnavailable
 from clawmode.sandbox.protocol import Settlement
@@ -36,12 +38,22 @@ class Answers:
     async def save(self, group: CallGroup, call: OpenCall, reply: Reply) -> None:
         """Puts a reply into the inbox in the store, now or as soon as that is possible."""
         try:
-            await self.calls.settle(group.run_id, call.id, call.entry.tool_id, reply)
+            await self._settle(group.run_id, call.id, call.entry.tool_id, reply)
         except StoreUnavailable:
             # Kept in memory, so that the reply is lost only if this process dies.
             group.unsaved[call.id] = (reply.settled, reply.unknown)
             if len(group.unsaved) == 1 and self.calls.tasks is not None:
                 self.calls.tasks.start_soon(self._save_later, group)
+
+    async def _settle(self, run_id: str, call_id: int, tool_id: str | None, reply: Reply) -> None:
+        """Puts a reply into the inbox in the store, or an error if the inbox is too full."""
+        parking, room = self.calls.parking, self.inbox_room()
+        await parking.store_held(run_id)
+        store, sealed = parking.store, parking.sealed_reply(run_id, reply)
+        if await store.settle(run_id, call_id, parking.name, sealed, room) == "full":
+            sealed = parking.sealed_reply(run_id, Reply(too_large(call_id, tool_id)))
+            # Else, the program would hang.
+            await store.settle(run_id, call_id, parking.name, sealed, sys.maxsize)
 
     async def _save_later(self, group: CallGroup) -> None:
         """Retries to store replies: a `wait` in another process cannot fetch them from here."""
@@ -51,7 +63,7 @@ class Answers:
                 # Once the cell is driven here, `hand_over` has emptied `unsaved`.
                 for number, (settled, unknown) in list(group.unsaved.items()):
                     try:
-                        await self.calls.settle(group.run_id, number, None, Reply(settled, unknown))
+                        await self._settle(group.run_id, number, None, Reply(settled, unknown))
                     except StoreUnavailable:
                         break
                     del group.unsaved[number]
@@ -72,7 +84,7 @@ class Answers:
             return
         parking = self.calls.parking
         cell.have.add(call.id)
-        sealed = parking.sealed_reply(cell.id, Reply(reply))
+        sealed = parking.sealed_reply(cell.id, Reply(reply, call.entry.state == "unknown"))
         with contextlib.suppress(StoreUnavailable):  # the reply is here, after all
             name, room = parking.name, self.inbox_room()
             await parking.store.settle(cell.id, call.id, name, sealed, room)

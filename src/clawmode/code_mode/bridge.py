@@ -336,6 +336,21 @@ def refuse(
     return Settlement(request.id, False, json.dumps(body).encode())
 
 
+def leave_unknown(request: Request, tool_id: str, refused: str = "") -> Settlement:
+    """Returns the reply to a call of a process that died.
+
+    Args:
+        request: The call.
+        tool_id: The tool.
+        refused: The error code of the second attempt, if there was one that called no tool.
+    """
+    text = "The process that made this call died before it was answered"
+    if refused:
+        text += f", and the call could not be made again ({refused})"
+    text += ": whether it took effect is unknown. Look before you repeat it."
+    return refuse(request, "outcome_unknown", text, tool_id)
+
+
 def too_large(call_id: int, tool_id: str | None) -> Settlement:
     """Returns the reply to a call whose own reply does not fit into the inbox."""
     text = "The answers that wait for the program are too large: ask for less, page by page."

@@ -7,7 +7,6 @@ knows what may have happened.
 
 import inspect
 import logging
-import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import field, replace
 from typing import TYPE_CHECKING
@@ -18,7 +17,7 @@ from anyio.abc import TaskGroup
 
 from clawmode.catalog.controls import EXEC
 from clawmode.code_mode.answers import Answers
-from clawmode.code_mode.bridge import BadRequest, Bridge, fail, refuse, settle, too_large
+from clawmode.code_mode.bridge import BadRequest, Bridge, fail, leave_unknown, refuse, settle
 from clawmode.code_mode.cell import GATE, CallGroup, Cell, OpenCall, Reply, gate_input
 from clawmode.code_mode.gate import Gate
 from clawmode.code_mode.ledger import Entry
@@ -40,6 +39,9 @@ logger = logging.getLogger("clawmode.calls")
 
 ENDED = "The program that made this call has ended."
 NO_STORE = "The call was not made: the store of waiting programs cannot be written."
+
+NOT_CALLED = {"denied", "blocked", "not_approved", "invalid_tool_input", "store_unavailable"}
+"""The codes of calls that were refused before their tools were called."""
 
 
 async def _connect_nothing(server: str) -> None:
@@ -216,14 +218,14 @@ class Calls:
         if cell is not None and not group.lock.locked():
             # The usual case: this process drives the cell, and no task is about to move it.
             group.calls.pop(call.id, None)
-            cell.receive(reply)
+            cell.receive(reply, unknown=call.entry.state == "unknown")
             if call.stored == "running" and call.may_change and self.parking.effects:
                 self.answers.keep_copy(cell, call, reply)
             if group.queue or group.turn is None:
                 group.changes.notify()
         else:
             with anyio.CancelScope(shield=True):
-                await self.deliver(group, call, Reply(reply))
+                await self.deliver(group, call, Reply(reply, call.entry.state == "unknown"))
 
     async def _call(self, group: CallGroup, call: OpenCall) -> Settlement:
         if call.server and (answer := await self._connected(call)) is not None:
@@ -241,6 +243,9 @@ class Calls:
                 self.bridge.mcp.remember(call.tool, result.details)
             return settle(call.request, result, call.tool.id)
         except ToolFailure as error:
+            if call.repeated and error.code in NOT_CALLED:  # but the first attempt may have worked
+                call.entry.state = "unknown"
+                return leave_unknown(call.request, call.tool.id, error.code)
             return fail(call.request, error, call.tool.id)
         except Exception as error:
             logger.exception("the call of %s failed in the host", call.tool.id)
@@ -321,12 +326,13 @@ class Calls:
                 owner = await self.parking.owner()
                 try:
                     await self.parking.store_held(group.run_id)
-                    known = await self.parking.store.mark(group.run_id, call.id, owner, state)
+                    kept: CallState = "running" if call.repeated else state
+                    known = await self.parking.store.mark(group.run_id, call.id, owner, kept)
                 except StoreUnavailable:
                     raise ToolFailure("store_unavailable", NO_STORE) from None
                 if not known:
                     raise ToolFailure("aborted", ENDED)
-                call.stored = state
+                call.stored = kept
         group.changes.notify()
 
     # ---- Answering ----
@@ -345,16 +351,6 @@ class Calls:
                 await self.answers.save(group, call, reply)
         group.changes.notify()
         self.forget(group)
-
-    async def settle(self, run_id: str, call_id: int, tool_id: str | None, reply: Reply) -> None:
-        """Puts a reply into the inbox in the store, or an error if the inbox is too full."""
-        await self.parking.store_held(run_id)
-        store, sealed = self.parking.store, self.parking.sealed_reply(run_id, reply)
-        owner, room = self.parking.name, self.answers.inbox_room()
-        if await store.settle(run_id, call_id, owner, sealed, room) == "full":
-            sealed = self.parking.sealed_reply(run_id, Reply(too_large(call_id, tool_id)))
-            # Else, the program would hang.
-            await store.settle(run_id, call_id, owner, sealed, sys.maxsize)
 
     def forget(self, group: CallGroup) -> None:
         """Drops a group that has no calls, no unsaved replies and no task."""
@@ -376,7 +372,9 @@ class Calls:
             return
         group.ended = True
         for call in group.calls.values():
-            if call.entry.state in ("queued", "approval") or call.tool is None:
+            if call.repeated:
+                call.entry.state = "unknown"
+            elif call.entry.state in ("queued", "approval") or call.tool is None:
                 call.entry.state = "not_started"
             else:
                 # A thread cannot be stopped, so a synchronous tool may still take effect.

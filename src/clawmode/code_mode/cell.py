@@ -76,6 +76,8 @@ class OpenCall:
         asking: The number of answers by people that the running tool waits for.
         server: The MCP server whose tools are not known yet.
         stored: The state of the call in the store; None if the store does not have it.
+        repeated: True if a process that died may have made the call, with its effect. The store
+            says "running" of such a call, whatever it waits for, so that every process knows.
     """
 
     request: Request
@@ -87,6 +89,7 @@ class OpenCall:
     asking: int = 0
     server: str = ""
     stored: CallState | None = None
+    repeated: bool = False
     scope: anyio.CancelScope | None = None
     id: int = field(init=False)
 

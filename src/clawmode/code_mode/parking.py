@@ -217,7 +217,8 @@ class Parking(Share):
         )
 
     def _stored(self, run_id: str, call: OpenCall, intents: Collection[int]) -> StoredCall:
-        request, state = call.request, "running" if call.id in intents else call.entry.state
+        request, made = call.request, call.id in intents or call.repeated
+        state = "running" if made else call.entry.state
         assert state in OPEN_STATES, f"call {call.id}: expected an open call, it is {state}"
         body: JsonObject = {
             "method": request.method,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 from clawmode.catalog.controls import EXEC
-from clawmode.code_mode.bridge import BadRequest, refuse, too_large
+from clawmode.code_mode.bridge import BadRequest, leave_unknown, refuse, too_large
 from clawmode.code_mode.cell import CallGroup, Cell, OpenCall, Reply, gate_input
 from clawmode.code_mode.stores import StoredCall
 from clawmode.code_mode.telemetry import Telemetry
@@ -30,11 +30,6 @@ MAX_ANSWERS = 4 << 20
 
 SEAL_BYTES = 64
 """The maximum that sealing adds to the size of a reply."""
-
-UNKNOWN = (
-    "The process that made this call died before it was answered: whether it took effect is "
-    "unknown. Look before you repeat it."
-)
 
 
 @dataclass(slots=True)
@@ -238,8 +233,9 @@ class Replies:
         call.stored = state
         repeatable = call.tool is not None and (call.tool.idempotent or not call.may_change)
         if state == "running" and not repeatable:
-            answer = refuse(call.request, "outcome_unknown", UNKNOWN, call.entry.tool_id)
+            answer = leave_unknown(call.request, call.entry.tool_id)
             await self.calls.deliver(self.calls.group(cell), call, Reply(answer, unknown=True))
             return
+        call.repeated = state == "running" and call.may_change
         call.entry.state = "queued"
         self.calls.enqueue(cell, call)
