@@ -342,7 +342,7 @@ class StoreStates(RuleBasedStateMachine):
         args = (cell_id, name, fence)
         taken = self.run(store.take(*args, seen=seen, mark=mark, keep=keep))
         # Of a cell that runs already, only the repetition of a `take` with `keep` is known.
-        repeated = cell is not None and cell.running and not keep
+        repeated = cell is not None and cell.running and not (keep and cell.kept)
         if cell is None or not cell.of(name, fence) or stale or repeated:
             assert taken is None
             return

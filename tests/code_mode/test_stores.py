@@ -820,6 +820,24 @@ async def test_a_take_whose_answer_was_lost_can_be_undone(store: SnapshotStore) 
     assert (await claim(store, two)).fence == taken.fence + 1
 
 
+@pytest.mark.covers("DU-14")
+@pytest.mark.parametrize("keep", [False, True])
+async def test_a_cell_that_runs_is_taken_again_only_in_the_same_way(
+    store: SnapshotStore, keep: bool
+) -> None:
+    """A take that keeps the snapshot is no repetition of one that does not, whatever its mark."""
+    owner = await store.join()
+    await store.park(cell(), owner, 9, again=False)
+    found = await claim(store, owner)
+    place = ("cm_1", owner, found.fence)
+    first = await store.take(*place, seen=found.mark, mark=b"new", keep=keep)
+    assert await store.take(*place, seen=found.mark, mark=b"new", keep=keep) == first
+    before = await observe(store)
+    for seen in (found.mark, b"new"):
+        assert await store.take(*place, seen=seen, mark=seen, keep=not keep) is None
+    assert await observe(store) == before
+
+
 @pytest.mark.covers("B-8")
 async def test_an_abort_does_not_wait_for_the_dead(store: SnapshotStore) -> None:
     runs, asks = await store.join(), await store.join()

@@ -185,6 +185,8 @@ class MemoryStore(MemoryShelves):
             kept, after = self._mine(cell_id, owner, fence), seen if keep else mark
             if kept is None or kept.mark != (after if kept.running else seen):
                 return None
+            if kept.running and kept.kept != keep:
+                return None  # no repetition: it would run again from an older snapshot
             kept.running, kept.kept, kept.mark = True, keep, after
             return kept.whole(self._clock(), seen, snapshot=True)
 

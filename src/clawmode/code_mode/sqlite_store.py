@@ -259,6 +259,8 @@ class SqliteStore(SqliteShelves):
                 return None
             if row.mark != (after if row.running else seen):
                 return None
+            if row.running and row.kept != keep:
+                return None  # no repetition: it would run again from an older snapshot
             if not row.running:
                 running = "update cells set running = 1, kept = ? where id = ?"
                 database.execute(running, (keep, cell_id))

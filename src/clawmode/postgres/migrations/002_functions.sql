@@ -311,7 +311,9 @@ declare
     v_after bytea := case when p_keep then p_seen else p_mark end;
 begin
     o_taken := cm__is_mine(c, p_node, p_part, p_fence)
-        and c.mark = case when c.state = 2 then v_after else p_seen end;
+        and c.mark = case when c.state = 2 then v_after else p_seen end
+        -- Only a repetition of the same take: else, it would run again from an older snapshot.
+        and (c.state <> 2 or c.kept = p_keep);
     if not o_taken then
         return;
     end if;
