@@ -166,8 +166,7 @@ class MemoryStore(MemoryShelves):
 
     async def progress(self, cell_id: str) -> Progress | None:
         with self._lock:
-            kept = self._live(cell_id)
-            if kept is None:
+            if (kept := self._live(cell_id)) is None:
                 return None
             return Progress(tuple(kept.calls.values()), len(kept.replies))
 
@@ -185,8 +184,8 @@ class MemoryStore(MemoryShelves):
             kept, after = self._mine(cell_id, owner, fence), seen if keep else mark
             if kept is None or kept.mark != (after if kept.running else seen):
                 return None
-            if kept.running and kept.kept != keep:
-                return None  # no repetition: it would run again from an older snapshot
+            if kept.running and kept.kept != keep:  # not a repetition of the same `take`
+                return None
             kept.running, kept.kept, kept.mark = True, keep, after
             return kept.whole(self._clock(), seen, snapshot=True)
 

@@ -257,10 +257,9 @@ class SqliteStore(SqliteShelves):
             row, after = tables.find(database, cell_id), seen if keep else mark
             if row is None or not row.of(owner, fence):
                 return None
-            if row.mark != (after if row.running else seen):
+            # Only a repetition of the same `take` may read the snapshot of a running cell.
+            if (row.mark, row.kept) != ((after, keep) if row.running else (seen, row.kept)):
                 return None
-            if row.running and row.kept != keep:
-                return None  # no repetition: it would run again from an older snapshot
             if not row.running:
                 running = "update cells set running = 1, kept = ? where id = ?"
                 database.execute(running, (keep, cell_id))
