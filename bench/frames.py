@@ -10,11 +10,7 @@ import argparse
 import contextlib
 import json
 import random
-import subprocess
-import sys
-import tempfile
 import time
-from pathlib import Path
 from typing import Any
 
 import anyio
@@ -23,7 +19,7 @@ from rich.console import Console
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
 
-from bench.gateway import joined
+from bench.gateway import joined, open_gateway
 from clawmode.gateway.method_table import METHODS
 
 console = Console(highlight=False)
@@ -102,8 +98,7 @@ def hello(token: str) -> str:
     return json.dumps({"type": "req", "id": "0", "method": "connect", "params": params})
 
 
-async def run(state: Path, options: argparse.Namespace) -> None:
-    place = json.loads((state / "gateway.json").read_text())
+async def run(place: dict[str, Any], options: argparse.Namespace) -> None:
     began = time.monotonic()
     ended = await attack(place, options.count, options.clients)
     async with joined(place, follow=False) as crier:
@@ -120,27 +115,8 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=100_000)
     parser.add_argument("--clients", type=int, default=20)
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as name:
-        folder, log = Path(name), Path(name) / "log"
-        (folder / "clawmode.json5").write_text('{agents: {defaults: {model: "openai/none"}}}')
-        command = [sys.executable, "-m", "clawmode", "gateway", "--json", "--port", "0"]
-        with log.open("wb") as errors:
-            process = subprocess.Popen(
-                [*command, "--state", str(folder / "state")],
-                cwd=folder,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-            )
-            assert process.stdout is not None
-            try:
-                assert process.stdout.readline(), "the gateway did not start"
-                anyio.run(run, folder / "state", options)
-                assert process.poll() is None, "the gateway ended"
-            finally:
-                process.terminate()
-                process.wait(60)
-                process.stdout.close()
-        assert b"Traceback" not in log.read_bytes(), log.read_text("utf-8", "replace")[-5_000:]
+    with open_gateway({"agents": {"defaults": {"model": "openai/none"}}}) as (_, place):
+        anyio.run(run, place, options)
 
 
 if __name__ == "__main__":

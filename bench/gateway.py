@@ -3,7 +3,8 @@
     python -m bench.gateway [--seconds N] [--clients N] [--runs N]
 
 Prints what it holds idle, how many turns with a program go through it in a second, how long
-`health` takes while programs loop endlessly, and whether a crowd of clients loses an event.
+`health` takes while programs loop endlessly, and whether a crowd of clients loses an event. Exit
+status 1: an event was lost, or the gateway did not start, died or wrote a traceback.
 """
 
 import argparse
@@ -19,7 +20,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import anyio
 from rich.console import Console
@@ -59,11 +60,11 @@ async def serve_model() -> None:
 
 
 @contextmanager
-def started(command: list[str], folder: Path) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+def started(
+    command: list[str], folder: Path, errors: IO[bytes] | int
+) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
     """A process, and the first line that it says."""
-    process = subprocess.Popen(
-        command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-    )
+    process = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=errors)
     assert process.stdout is not None
     try:
         yield process, process.stdout.readline().decode().strip()
@@ -73,6 +74,28 @@ def started(command: list[str], folder: Path) -> Iterator[tuple[subprocess.Popen
             process.wait(30)
         process.kill()
         process.stdout.close()
+
+
+@contextmanager
+def open_gateway(config: dict[str, Any]) -> Iterator[tuple[int, dict[str, Any]]]:
+    """A gateway as a user starts it: its process, and where it listens.
+
+    Exits with the end of the log if the gateway does not start, dies, or logs a traceback.
+    """
+    with tempfile.TemporaryDirectory() as name:
+        folder, log = Path(name), Path(name) / "log"
+        (folder / "clawmode.json5").write_text(json.dumps(config))
+        command = [sys.executable, "-m", "clawmode", "gateway", "--json", "--port", "0"]
+        command += ["--state", "state", "--config", "clawmode.json5"]
+        with log.open("wb") as errors, started(command, folder, errors) as (process, line):
+            if line:
+                place = json.loads((folder / "state" / "gateway.json").read_text())
+                yield process.pid, place
+            ended = process.poll() is not None
+        said = log.read_text("utf-8", "replace")
+    if not line or ended or "Traceback" in said:
+        what = "ended" if ended and line else "logged a traceback" if line else "did not start"
+        sys.exit(f"the gateway {what}:\n{said[-5_000:]}")
 
 
 # ---- Clients ----
@@ -226,7 +249,10 @@ async def crowd(place: dict[str, Any], clients: int, runs: int, seconds: float) 
         }
 
 
-async def measure(place: dict[str, Any], pid: int, options: argparse.Namespace) -> Table:
+async def measure(
+    place: dict[str, Any], pid: int, options: argparse.Namespace
+) -> tuple[Table, bool]:
+    """The figures, and whether every client has heard everything."""
     table = Table("what", "measured", "target", title="the gateway")
     idle = family_memory(pid) / 1e6
     table.add_row("memory, idle", f"{idle:.0f} MB", f"under {TARGET_IDLE_MB:.0f} MB")
@@ -246,7 +272,7 @@ async def measure(place: dict[str, Any], pid: int, options: argparse.Namespace) 
     table.add_row(f"{options.clients} clients, {options.runs} runs at once", words, "")
     table.add_row("events lost, ends not heard of", f"{told['gaps']}, {told['unheard']}", "0, 0")
     table.add_row("memory before and after", f"{before:.0f} MB, {after:.0f} MB", "no growth")
-    return table
+    return table, not told["gaps"] and not told["unheard"]
 
 
 def main() -> None:
@@ -259,26 +285,19 @@ def main() -> None:
     if options.model:
         anyio.run(serve_model)
         return
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        here = Path(__file__).resolve().parents[1]
-        environment = {"PYTHONPATH": str(here)}
-        os.environ.update(environment)
-        model = [sys.executable, "-m", "bench.gateway", "--model"]
-        with started(model, here) as (_, url):
-            provider = {"baseUrl": url, "api": "anthropic-messages", "apiKey": "of no use"}
-            whole = {
-                "agents": {"defaults": {"model": "mine/small", "maxConcurrent": 100}},
-                "models": {"providers": {"mine": provider}},
-                "tools": {"codeMode": True, "approve": "always"},
-            }
-            (folder / "clawmode.json5").write_text(json.dumps(whole))
-            state = folder / "state"
-            command = [sys.executable, "-m", "clawmode", "gateway", "--json", "--port", "0"]
-            with started([*command, "--state", str(state)], folder) as (gateway, line):
-                assert line, "the gateway did not start"
-                place = json.loads((state / "gateway.json").read_text())
-                console.print(anyio.run(measure, place, gateway.pid, options))
+    here = Path(__file__).resolve().parents[1]
+    model = [sys.executable, "-m", "bench.gateway", "--model"]
+    with started(model, here, subprocess.DEVNULL) as (_, url):
+        provider = {"baseUrl": url, "api": "anthropic-messages", "apiKey": "of no use"}
+        config = {
+            "agents": {"defaults": {"model": "mine/small", "maxConcurrent": 100}},
+            "models": {"providers": {"mine": provider}},
+            "tools": {"codeMode": True, "approve": "always"},
+        }
+        with open_gateway(config) as (pid, place):
+            table, well = anyio.run(measure, place, pid, options)
+    console.print(table)
+    sys.exit(0 if well else 1)
 
 
 if __name__ == "__main__":

@@ -39,6 +39,7 @@ from clawmode.sandbox.protocol import Limits, Outcome, Start, Suspension
 
 CELLS = 20_000
 SAMPLE_EVERY = 250
+LEAST = 4 * SAMPLE_EVERY
 MB = 1 << 20
 
 
@@ -427,6 +428,8 @@ def main() -> None:
     )
     parser.add_argument("--cells", type=int, default=CELLS)
     options = parser.parse_args()
+    if options.cells < LEAST:
+        parser.error(f"--cells must be at least {LEAST}: fewer show no growth.")
     logging.getLogger("clawmode").setLevel(logging.CRITICAL)
     soak = Soak(options.cells)
     with tempfile.TemporaryDirectory() as folder:

@@ -168,3 +168,16 @@ def test_wrong_arguments_are_explained(arguments: list[str], expected: str) -> N
     done = run_bench(*arguments)
     assert done.returncode
     assert expected in done.stderr
+
+
+@pytest.mark.ordeal
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["frames", "--count", "2000", "--clients", "4"],
+        ["gateway", "--seconds", "2", "--clients", "5", "--runs", "2"],
+    ],
+)
+def test_the_gateway_passes_a_short_soak(command: list[str]) -> None:
+    module, *arguments = command
+    subprocess.run([sys.executable, "-m", f"bench.{module}", *arguments], cwd=ROOT, check=True)
