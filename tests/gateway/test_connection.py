@@ -19,6 +19,7 @@ def client(*scopes: str) -> Client:
         Hello(min_protocol=1, max_protocol=9, client=ClientInfo(id="test")),
         "me",
         expand(scopes or ("operator.read",)),
+        token="",
     )
 
 

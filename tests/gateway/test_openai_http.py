@@ -2,7 +2,7 @@
 
 import base64
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -10,11 +10,13 @@ from typing import Any
 import anyio
 import httpx2
 import pytest
-from openai import AsyncOpenAI, AuthenticationError, BadRequestError, NotFoundError
+from openai import APIError, AsyncOpenAI, AuthenticationError, BadRequestError, NotFoundError
 from tests.support.gateway_driver import TOKEN, Wired, wired
 from tests.support.waiting import until
 
+from clawmode.gateway import gateway as gateway_module
 from clawmode.gateway import http_turn
+from clawmode.gateway.logins import revoked
 from clawmode.messages import Image, UserMessage
 from clawmode.rpc.tokens import Token, Tokens, digest
 from clawmode.testing import Turn, call, pause
@@ -236,6 +238,8 @@ async def test_responses_stream_text_and_calls(tmp_path: Path) -> None:
             "messages[0].content[0]",
         ),
         ({"messages": [{"role": "user", "content": [{"type": "file"}]}]}, "messages[0].content[0]"),
+        ({"user": 5}, "user"),
+        ({"extra_body": {"stream": "yes"}}, "stream"),
     ],
 )
 async def test_what_is_not_supported_is_named(tmp_path: Path, wrong: Any, field: str) -> None:
@@ -299,6 +303,8 @@ async def test_requests_without_a_token_scope_or_permitted_origin_do_nothing(
         ("POST", "/v1/completions", 404, "not_found"),
         ("POST", "/v1/v1/chat/completions", 404, "not_found"),
         ("POST", "/chat/completions", 404, "not_found"),
+        ("GET", "/v1", 404, "not_found"),
+        ("OPTIONS", "/v1/models", 404, "not_found"),
         ("GET", "/models", 404, "not_found"),
         ("DELETE", "/v1/models/main", 404, "not_found"),
     ],
@@ -313,6 +319,58 @@ async def test_a_wrong_path_or_method_is_an_error_that_names_the_right_ones(
     assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
     assert "POST /v1/chat/completions" in answer.json()["error"]["message"]
     assert (stranger.status_code, stranger.json()["error"]["code"]) == (401, "invalid_api_key")
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+async def test_a_turn_is_longer_than_the_time_between_two_looks_at_the_tokens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_stream: bool
+) -> None:
+    looks: list[set[str]] = []
+
+    async def look(tokens: Tokens, wanted: Collection[str]) -> Collection[str]:
+        looks.append({*wanted})
+        return await revoked(tokens, wanted)
+
+    monkeypatch.setattr(gateway_module, "LOGIN_SECONDS", 0.02)
+    monkeypatch.setattr(gateway_module, "revoked", look)
+    async with served(tmp_path, [Turn("A", pause(1), "B")]) as (client, it):
+        token = it.gateway.tokens.add("app", ("operator.write",))
+        body = {"model": "main", "messages": [{"role": "user", "content": "x"}]}
+        answer = await client.with_options(api_key=token).post(
+            "/chat/completions", body={**body, "stream": is_stream}, cast_to=httpx2.Response
+        )
+        assert any(digest(token) in each for each in looks)
+        assert "error" not in answer.text
+        assert "B" in answer.text
+
+
+async def test_a_revoked_token_ends_its_turns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gateway_module, "LOGIN_SECONDS", 0.02)
+    async with served(tmp_path, [Turn("A", pause(20), "B")]) as (client, it):
+        token = it.gateway.tokens.add("app", ("operator.write",))
+        async with client.with_options(api_key=token) as other:
+            stream = await other.chat.completions.create(
+                model="main", messages=[{"role": "user", "content": "x"}], stream=True
+            )
+            it.gateway.tokens.revoke("app")
+            with anyio.fail_after(10), pytest.raises(APIError, match="the token was revoked"):
+                [chunk async for chunk in stream]
+
+
+@pytest.mark.hostile
+@pytest.mark.parametrize("field", ["user", "previous_response_id"])
+async def test_a_lone_surrogate_is_replaced(tmp_path: Path, field: str) -> None:
+    async with served(tmp_path, [Turn("Hello.")]) as (_, it):
+        async with httpx2.AsyncClient(headers={"authorization": f"Bearer {TOKEN}"}) as http:
+            body = json.dumps({"model": "main", "input": "x", field: "\ud800"})
+            answer = await http.post(
+                f"http://127.0.0.1:{it.port}/v1/responses",
+                content=body,
+                headers={"content-type": "application/json"},
+            )
+    assert answer.status_code == (200 if field == "user" else 404), answer.text
 
 
 async def test_a_client_that_goes_away_stops_its_run(tmp_path: Path) -> None:

@@ -274,6 +274,12 @@ async def test_health_and_metrics(tmp_path: Path) -> None:
         assert right.status_code == 200
         assert "clawmode_uptime_seconds" in right.text
         assert TOKEN not in right.text
+        guesses = [
+            await http.get(f"{base}/metrics", headers={"authorization": "Bearer x"})
+            for _ in range(12)
+        ]
+        assert (guesses[-1].status_code, guesses[-1].text) == (429, "too many failed attempts")
+        assert int(guesses[-1].headers["retry-after"]) > 0
         assert (await http.get(f"{base}/nothing")).status_code == 404
 
 

@@ -226,6 +226,7 @@ def test_a_client_without_the_scope_gets_no_event(held: tuple[Scope, ...]) -> No
             Hello(min_protocol=1, max_protocol=9, client=ClientInfo(id="x")),
             "x",
             expand(held),
+            token="",
             following={"*"},
         )
         client.notify(EncodedEvent.of(name, {}, "agent:main:main", "run"))

@@ -61,7 +61,10 @@ class Inside:
     def client(self, *scopes: str, name: str = "somebody") -> Client:
         """Somebody who is connected."""
         made = Client(
-            Hello(min_protocol=1, max_protocol=9, client=ClientInfo(id=name)), name, expand(scopes)
+            Hello(min_protocol=1, max_protocol=9, client=ClientInfo(id=name)),
+            name,
+            expand(scopes),
+            token="",
         )
         self.gateway.join(made, ())
         return made
@@ -167,6 +170,7 @@ async def inside(
             Hello(min_protocol=1, max_protocol=9, client=ClientInfo(id="admin")),
             "admin",
             expand(SCOPES),
+            token="",
         )
         try:
             async with gateway.open():

@@ -219,15 +219,16 @@ def add_token(
     """
     with command() as out:
         from clawmode.rpc.scopes import SCOPES
-        from clawmode.rpc.tokens import Tokens
+        from clawmode.rpc.tokens import Tokens, is_name
 
         wanted = tuple(f"operator.{it.removeprefix('operator.')}" for it in scope or ())
         for given, meant in zip(scope or (), wanted, strict=True):
             if meant not in SCOPES:
                 known = ", ".join(it.removeprefix("operator.") for it in SCOPES)
                 fail(f"--scope must be one of {known}, got {given!r}", USAGE)
-        if not name.isprintable() or not 0 < len(name) <= 100:
-            fail(f"NAME must have 1 to 100 printable characters, got {name[:120]!r}", USAGE)
+        if not is_name(name):
+            text = "NAME must have 1 to 100 printable characters, without spaces around them"
+            fail(f"{text}, got {name[:120]!r}", USAGE)
         setup = load_setup(options)
         scopes = tuple(it for it in SCOPES if it in wanted) or SCOPES
         out.say(Tokens(setup.state).add(name, scopes))
@@ -254,8 +255,7 @@ def revoke_token(
 ) -> None:
     """Revoke a token.
 
-    Nobody can connect with the token again. Pages in browsers that used it are logged out; other
-    connections stay open.
+    Nobody can connect with the token again, and open connections that used it end within seconds.
     """
     with command() as out:
         from clawmode.rpc.tokens import Tokens

@@ -11,7 +11,7 @@ import anyio
 from clawmode.gateway.methods import NAME, MethodCall, choice, items, method, params
 from clawmode.rpc.protocol import RpcError
 from clawmode.rpc.scopes import SCOPES, Scope
-from clawmode.rpc.tokens import RESERVED, TokenError
+from clawmode.rpc.tokens import RESERVED, TokenError, is_name
 from clawmode.types import JsonObject, JsonValue
 
 logger = logging.getLogger("clawmode.gateway")
@@ -48,8 +48,8 @@ async def _create(call: MethodCall) -> JsonObject:
     """Creates a token. The response is not recorded: only the client learns the secret."""
     name, wanted = call.params.text("name"), call.params.list("scopes")
     scopes: tuple[Scope, ...] = tuple(it for it in SCOPES if it in wanted) or SCOPES
-    if not name.isprintable() or not name.strip():
-        text = "`name` must have 1 to 100 printable characters"
+    if not is_name(name):
+        text = "`name` must have 1 to 100 printable characters, without spaces around them"
         raise RpcError("INVALID_REQUEST", text, field="name")
     known = [token.name for token in await anyio.to_thread.run_sync(call.gateway.tokens.list)]
     if name in known or name in RESERVED:

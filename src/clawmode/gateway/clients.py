@@ -67,7 +67,7 @@ class Client:
     hello: Hello
     principal: str
     scopes: frozenset[Scope]
-    token: str = ""
+    token: str
     session: str = ""
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     since: float = field(default_factory=time.time)

@@ -28,7 +28,7 @@ from clawmode.gateway.openai_answers import (
 )
 from clawmode.gateway.openai_requests import OpenAiRequest, read_chat, read_response, wrong
 from clawmode.rpc.http_server import TRUST
-from clawmode.rpc.protocol import RpcError
+from clawmode.rpc.protocol import RpcError, without_escaped_surrogates
 from clawmode.rpc.tokens import Token
 from clawmode.tasks import read_bounded
 from clawmode.types import JsonObject, JsonValue, refuse_constant
@@ -40,7 +40,7 @@ BODY_SECONDS = 60.0
 MAX_CONVERSATIONS = 1_000
 SESSION_HEADER = "x-clawmode-session"
 
-METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
+METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE")
 PATHS = ("GET /v1/models", "POST /v1/chat/completions", "POST /v1/responses")
 
 STATUSES: dict[str, tuple[int, str]] = {
@@ -83,7 +83,7 @@ class HttpApi:
             # The routes above are preferred to this one unless the method does not fit.
             *(
                 Route(path, self._guarded(self._nothing), methods=METHODS)
-                for path in ("/v1/{path:path}", "/models", "/chat/completions", "/responses")
+                for path in ("/v1", "/v1/{path:path}", "/models", "/chat/completions", "/responses")
             ),
         ]
 
@@ -272,7 +272,8 @@ async def _read(request: Request) -> JsonObject:
     if body is None:
         raise RpcError("TOO_LARGE", f"the body must have at most {MAX_BODY} bytes")
     try:
-        data = json.loads(body.decode("utf-8"), parse_constant=refuse_constant)
+        text = body.decode("utf-8")
+        data = without_escaped_surrogates(json.loads(text, parse_constant=refuse_constant), text)
     except (ValueError, RecursionError):
         raise RpcError("INVALID_REQUEST", "the body is not JSON") from None
     if not isinstance(data, dict):
@@ -284,10 +285,15 @@ def _failure(error: RpcError) -> JSONResponse:
     status, kind = STATUSES.get(error.code, (500, "server_error"))
     code = CODES.get(error.code, error.code.lower())
     body = error_body(str(error), kind, code, error.field)
-    headers = {"www-authenticate": "Bearer"} if status == 401 else {}
+    return JSONResponse(body, status, failure_headers(error))
+
+
+def failure_headers(error: RpcError) -> dict[str, str]:
+    """Returns the headers of the response to a request that failed."""
+    headers = {"www-authenticate": "Bearer"} if error.code == "UNAUTHORIZED" else {}
     if error.retry_after_ms:
         headers["retry-after"] = str(-(-error.retry_after_ms // 1000))
-    return JSONResponse(body, status, headers)
+    return headers
 
 
 def _event(body: JsonObject) -> str:

@@ -136,7 +136,7 @@ class HttpTurns:
                 "client": {"id": f"http-{uuid.uuid4().hex}", "mode": "http"},
             }
         )
-        return Client(hello, token.name, expand(token.scopes))
+        return Client(hello, token.name, expand(token.scopes), token.digest)
 
     async def call(self, client: Client, method: str, params: JsonObject) -> JsonObject:
         """Executes a method of the gateway.

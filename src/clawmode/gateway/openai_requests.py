@@ -125,7 +125,7 @@ def read_response(body: JsonObject) -> OpenAiRequest:
     rows = [{"role": "user", "content": given}] if isinstance(given, str) else given
     if not isinstance(rows, list) or not rows:
         raise wrong("input", "expected a text or a list of items")
-    system = [str(body["instructions"])] if isinstance(body.get("instructions"), str) else []
+    system = [text] if (text := _text(body, "instructions")) else []
     history: list[tuple[str, str]] = []
     fresh: list[tuple[str, tuple[Image, ...]]] = []
     results: dict[str, JsonValue] = {}
@@ -148,12 +148,11 @@ def read_response(body: JsonObject) -> OpenAiRequest:
             fresh.append(_content(each.get("content"), f"{where}.content"))
         elif kind not in ("function_call", "reasoning"):  # our own, which the client sends back
             raise wrong(where, f"items of the type {str(kind)[:40]!r} are not supported")
-    previous = body.get("previous_response_id")
     return OpenAiRequest(
         **_common(body, fresh, results),
         system="\n\n".join(system),
         history=tuple(history),
-        previous=previous if isinstance(previous, str) else "",
+        previous=_text(body, "previous_response_id"),
     )
 
 
@@ -167,9 +166,12 @@ def _common(
 ) -> dict[str, Any]:
     if not fresh and not results:
         raise wrong("messages" if "messages" in body else "input", "the last must be of the user")
-    model, user = body.get("model"), body.get("user")
+    model = body.get("model")
     if not isinstance(model, str):
         raise wrong("model", "expected the name of an agent")
+    stream = body.get("stream")
+    if not (stream is None or isinstance(stream, bool)):
+        raise wrong("stream", "expected true or false")
     images = [image for _, found in fresh for image in found]
     if len(images) > MAX_IMAGES:
         raise wrong("messages", f"at most {MAX_IMAGES} images")
@@ -179,8 +181,8 @@ def _common(
         "images": tuple(images),
         "functions": tuple(_functions(body)),
         "results": results,
-        "user": user if isinstance(user, str) else "",
-        "stream": body.get("stream") is True,
+        "user": _text(body, "user"),
+        "stream": stream is True,
     }
 
 
@@ -252,6 +254,13 @@ def _value(text: str) -> JsonValue:
         except (ValueError, RecursionError):
             return text
     return text
+
+
+def _text(body: JsonObject, name: str) -> str:
+    value = body.get(name)
+    if not (value is None or isinstance(value, str)):
+        raise wrong(name, "expected a text")
+    return value or ""
 
 
 def _get(value: JsonValue, name: str) -> JsonValue:

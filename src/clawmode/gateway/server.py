@@ -21,7 +21,7 @@ from clawmode.addresses import Site
 from clawmode.gateway import metrics
 from clawmode.gateway.clients import Client
 from clawmode.gateway.dispatch import Dispatcher
-from clawmode.gateway.http_api import HttpApi
+from clawmode.gateway.http_api import STATUSES, HttpApi, failure_headers
 from clawmode.gateway.page_server import Guarded, PageServer
 from clawmode.rpc import admission, protocol
 from clawmode.rpc.admission import ListeningSocket
@@ -199,7 +199,9 @@ class GatewayApp:
             socket.scope["state"][TRUST]()
             client.send(protocol.response(request.id, answer))
             self._gateway.client_tools.repeat(client)
-            logger.info("client %s: %s of %s", client.id, client.hello.client.id, client.principal)
+            name = client.hello.client.id
+            # In quotes: the client chooses the name, and could imitate the rest of the line.
+            logger.info("client %s: %r of %r", client.id, name, client.principal)
             return client
         except TimeoutError:
             await _close(socket, protocol.CLOSE_POLICY, "connect took too long")
@@ -259,13 +261,15 @@ class GatewayApp:
     async def _metrics(self, request: HttpRequest) -> Response:
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
         address = request.client.host if request.client else ""
-        if scheme.lower() == "bearer":
-            with suppress(RpcError):
-                await self._gateway.token_of(token.strip(), address, "/metrics")
-                text = metrics.render(self._gateway)
-                return PlainTextResponse(text, media_type=metrics.MEDIA_TYPE)
-        headers = {"www-authenticate": "Bearer"}
-        return PlainTextResponse("a bearer token is required", 401, headers)
+        try:
+            if scheme.lower() != "bearer":
+                raise RpcError("UNAUTHORIZED", "a bearer token is required")
+            await self._gateway.token_of(token.strip(), address, "/metrics")
+        except RpcError as error:
+            status, _ = STATUSES.get(error.code, (500, ""))
+            return PlainTextResponse(str(error), status, failure_headers(error))
+        text = metrics.render(self._gateway)
+        return PlainTextResponse(text, media_type=metrics.MEDIA_TYPE)
 
 
 # ---- The socket ----

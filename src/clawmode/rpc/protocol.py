@@ -173,12 +173,7 @@ def _load(text: str) -> dict[str, Any]:
     try:
         frame = json.loads(text, parse_constant=refuse_constant, parse_float=_parse_float)
         _check_depth(frame)
-        # A lone surrogate can only come from an escape: a WebSocket text is valid UTF-8.
-        if "\\u" in text:
-            whole = json.dumps(frame, ensure_ascii=False)
-            # Neither files nor databases can store a lone surrogate.
-            if (clean := without_surrogates(whole)) != whole:
-                frame = json.loads(clean)
+        frame = without_escaped_surrogates(frame, text)
     except (ValueError, RecursionError) as error:
         deep = isinstance(error, RecursionError)
         reason = "it is nested too deeply" if deep else str(error)[:200]
@@ -186,6 +181,20 @@ def _load(text: str) -> dict[str, Any]:
     if not isinstance(frame, dict):
         raise BadFrame("a frame must be a JSON object", fatal=True)
     return frame
+
+
+def without_escaped_surrogates(value: JsonValue, text: str) -> Any:
+    """Replaces the lone surrogates in a JSON value: neither files nor databases can store them.
+
+    Args:
+        value: The value.
+        text: The JSON. It is valid UTF-8, so a lone surrogate can only come from an escape.
+    """
+    if "\\u" not in text:
+        return value
+    whole = json.dumps(value, ensure_ascii=False)
+    clean = without_surrogates(whole)
+    return value if clean == whole else json.loads(clean)
 
 
 def _parse_float(text: str) -> float:

@@ -50,6 +50,11 @@ class TokenFile(Record):
     tokens: Items[Token]
 
 
+def is_name(name: str) -> bool:
+    """True for a name of a token that people cannot mistake for another one."""
+    return 0 < len(name) <= 100 and name.isprintable() and name == name.strip()
+
+
 def digest(token: str) -> str:
     """Returns the hash of a token, which is stored instead of the token."""
     return hashlib.sha256(token.encode("utf-8", "surrogatepass")).hexdigest()
