@@ -94,6 +94,20 @@ def without_surrogates(text: str) -> str:
     return text.encode("utf-8", "replace").decode()
 
 
+def without_escaped_surrogates(value: JsonValue, text: str) -> JsonValue:
+    """Replaces the lone surrogates in a JSON value: neither files nor databases can store them.
+
+    Args:
+        value: The value.
+        text: The JSON. It is valid UTF-8, so a lone surrogate can only come from an escape.
+    """
+    if "\\u" not in text:
+        return value
+    whole = json.dumps(value, ensure_ascii=False)
+    clean = without_surrogates(whole)
+    return value if clean == whole else json.loads(clean)
+
+
 # ---- Values in messages ----
 
 

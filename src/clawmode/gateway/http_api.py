@@ -28,9 +28,10 @@ from clawmode.gateway.openai_answers import (
 )
 from clawmode.gateway.openai_requests import OpenAiRequest, read_chat, read_response, wrong
 from clawmode.rpc.http_server import TRUST
-from clawmode.rpc.protocol import RpcError, without_escaped_surrogates
+from clawmode.rpc.protocol import RpcError
 from clawmode.rpc.tokens import Token
 from clawmode.tasks import read_bounded
+from clawmode.text import without_escaped_surrogates
 from clawmode.types import JsonObject, JsonValue, refuse_constant
 
 logger = logging.getLogger("clawmode.gateway")

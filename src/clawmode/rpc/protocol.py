@@ -19,7 +19,7 @@ from pydantic import Field
 from clawmode import __version__, records
 from clawmode.exceptions import ClawmodeError, ConfigurationError
 from clawmode.records import AnyObject, Items, Record, secret
-from clawmode.text import without_surrogates
+from clawmode.text import without_escaped_surrogates, without_surrogates
 from clawmode.tools.validation import Validator
 from clawmode.types import JsonObject, JsonValue, dataclass, refuse_constant
 
@@ -181,20 +181,6 @@ def _load(text: str) -> dict[str, Any]:
     if not isinstance(frame, dict):
         raise BadFrame("a frame must be a JSON object", fatal=True)
     return frame
-
-
-def without_escaped_surrogates(value: JsonValue, text: str) -> Any:
-    """Replaces the lone surrogates in a JSON value: neither files nor databases can store them.
-
-    Args:
-        value: The value.
-        text: The JSON. It is valid UTF-8, so a lone surrogate can only come from an escape.
-    """
-    if "\\u" not in text:
-        return value
-    whole = json.dumps(value, ensure_ascii=False)
-    clean = without_surrogates(whole)
-    return value if clean == whole else json.loads(clean)
 
 
 def _parse_float(text: str) -> float:
