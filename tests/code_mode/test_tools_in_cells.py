@@ -181,6 +181,21 @@ async def test_a_program_that_asks_on_and_on_is_back_in_time(pool: Pool) -> None
         assert len(result.pending_tool_calls) <= 10
 
 
+@pytest.mark.covers("EX-2")
+@pytest.mark.parametrize(("kept", "open_for"), [(3, 2.7), (900, 870), (86_400, 86_370)])
+async def test_a_question_closes_before_its_program_expires(
+    pool: Pool, kept: int, open_for: float
+) -> None:
+    """Otherwise a program that nobody answers expires before it hears of that."""
+    desk = Approvals(ask_for=["add"], expiry_seconds=1e6)
+    config = CodeModeConfig(snapshot_ttl_seconds=kept)
+    async with making(pool, approvals=desk, config=config) as code_mode:
+        began = time.time()
+        assert (await code_mode.exec("return tools.add({a: 1, b: 2})")).status == "waiting"
+        (question,) = desk.pending()
+        assert open_for <= question.expires - began <= open_for + time.time() - began
+
+
 @pytest.mark.covers("B-12", "EX-4")
 async def test_any_number_of_descriptions_may_be_asked_for_at_once(pool: Pool) -> None:
     source = """const all = await Promise.all(ALL_TOOLS.map((tool) => tools.describe(tool.id)));

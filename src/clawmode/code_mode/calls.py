@@ -293,7 +293,7 @@ class Calls:
             on_state=on_state,
             on_asking=on_asking,
             program=group.run_id,
-            patience=self.config.snapshot_ttl_seconds,
+            patience=self.config.patience,
         )
 
     async def _ask_gate(self, group: CallGroup, call: OpenCall) -> Settlement:

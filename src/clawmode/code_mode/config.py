@@ -191,6 +191,11 @@ class CodeModeConfig(SearchLimits):
             update["durability"] = "effects"
         return self.model_copy(update=update)
 
+    @property
+    def patience(self) -> float:
+        """Seconds for which a question stays open: a "nobody answered" must reach the program."""
+        return self.snapshot_ttl_seconds - min(self.snapshot_ttl_seconds / 10, 30.0)
+
     def limits(self) -> Limits:
         """Returns the resources that one program may use."""
         running = self.max_pending_tool_calls

@@ -62,8 +62,8 @@ class Gate:
         Raises:
             ToolFailure: A hook blocked the program, or rewrote it to something that cannot run.
         """
-        patience = self.config.snapshot_ttl_seconds
-        admission = await self.executor.admit(self.event(params, call_id), EXEC, patience)
+        event, patience = self.event(params, call_id), self.config.patience
+        admission = await self.executor.admit(event, EXEC, patience)
         code, language = _rewritten(params, admission.params)
         question = admission.question
         shown: JsonObject = {"code": code, "command": code, "language": language}
