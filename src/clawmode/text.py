@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Iterator
 from urllib.parse import quote as quote_url
 
-from clawmode.types import JsonValue
+from clawmode.types import JsonValue, change_texts
 
 # Characters that a terminal acts on or does not show: control, format and surrogate characters, the
 # two line separators, everything that Unicode calls Default_Ignorable_Code_Point, blank glyphs, and
@@ -244,11 +244,7 @@ class KnownSecrets:
 
     def value(self, value: JsonValue) -> JsonValue:
         """Redacts a JSON value; numbers stay."""
-        if isinstance(value, str):
-            return self.text(value)
-        if isinstance(value, dict):
-            return {self.text(key): self.value(item) for key, item in value.items()}
-        return [self.value(item) for item in value] if isinstance(value, list) else value
+        return change_texts(value, self.text)
 
     def partial_length(self, text: str) -> int:
         """Returns how many characters at the end of a text may begin a secret.

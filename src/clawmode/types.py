@@ -4,12 +4,14 @@ This module imports nothing but the standard library.
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import MISSING, FrozenInstanceError, fields
 from functools import cache
 from operator import attrgetter
 from reprlib import recursive_repr
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias, TypeVar, get_args
+
+T = TypeVar("T")
 
 JsonValue: TypeAlias = "str | int | float | bool | list[JsonValue] | dict[str, JsonValue] | None"
 """A parsed JSON value, as it crosses the bridge between guest and host."""
@@ -54,6 +56,25 @@ def copy_json(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: copy_json(item) for key, item in value.items()}
     return [copy_json(item) for item in value] if isinstance(value, list) else value
+
+
+def children(value: JsonValue) -> Iterable[JsonValue]:
+    """Returns the members of an object or the items of a list, to walk a value level by level."""
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()
+
+
+def change_texts(value: T, change: Callable[[str], str]) -> T:
+    """Returns a JSON value with all of its texts changed, keys included."""
+    made: Any = value
+    if isinstance(value, str):
+        made = change(value)
+    elif isinstance(value, dict):
+        made = {change(key): change_texts(item, change) for key, item in value.items()}
+    elif isinstance(value, list):
+        made = [change_texts(item, change) for item in value]
+    return made
 
 
 def refuse_constant(name: str) -> NoReturn:

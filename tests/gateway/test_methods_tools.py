@@ -62,6 +62,15 @@ async def test_the_policy_of_a_sender_is_that_of_the_token(tmp_path: Path) -> No
     assert (refused["ok"], refused["error"]["code"]) == (False, "denied")
 
 
+async def test_the_rules_of_the_gateway_hold_for_calls_without_a_turn(tmp_path: Path) -> None:
+    rules = {"toolsBySender": {"channel:gateway": {"deny": ["echo"]}}}
+    async with inside(tmp_path, tools=[echo()], rules=rules) as it:
+        effective = await it.call("tools.effective", sessionKey="main")
+        refused = await it.call("tools.invoke", name="echo")
+    assert "echo" not in names(effective["tools"])
+    assert (refused["ok"], refused["error"]["code"]) == (False, "denied")
+
+
 @pytest.mark.parametrize(
     ("given", "code"),
     [

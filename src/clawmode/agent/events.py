@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeAlias
 from clawmode.exceptions import ConfigurationError
 from clawmode.records import CAMEL, AnyObject, parse
 from clawmode.tasks import Notifier
+from clawmode.tools.executor import CallEvent
 from clawmode.types import JsonObject, dataclass
 
 Stream: TypeAlias = Literal["lifecycle", "assistant", "thinking", "tool", "compaction"]
@@ -55,6 +56,19 @@ class AgentEvent:
             "ts": int(self.at * 1000),
             "data": self.data,
         }
+
+
+def call_data(event: CallEvent) -> JsonObject:
+    """Returns the `data` of a `tool` event for the start or the end of a call."""
+    data: JsonObject = {"phase": event.phase, "callId": event.call_id, "name": event.tool_id}
+    if event.parent_id is not None:
+        data["parentId"] = event.parent_id
+    if event.phase == "end":
+        data |= {"state": event.state, "ms": round(event.seconds * 1000)}
+        data |= {"isError": event.state != "completed"}
+        if event.code is not None:
+            data["code"] = event.code
+    return data
 
 
 Listener: TypeAlias = Callable[[AgentEvent], None]

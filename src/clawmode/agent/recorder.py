@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import anyio
 
-from clawmode.agent.events import Stream
+from clawmode.agent.events import Stream, call_data
 from clawmode.agent.hooks import AgentHooks
 from clawmode.agent.run import AgentRun
 from clawmode.agent.toolbox import fail
@@ -115,16 +115,9 @@ class Recorder:
     def _take(self, event: CallEvent) -> None:
         if event.parent_id is None and event.phase != "update":
             return  # the loop emits the events of its own calls
-        data: JsonObject = {"phase": event.phase, "callId": event.call_id, "name": event.tool_id}
-        if event.parent_id is not None:
-            data["parentId"] = event.parent_id
+        data = call_data(event)
         if event.phase == "update":
             data["update"] = bounded(event.update)
-        elif event.phase == "end":
-            data |= {"state": event.state, "ms": round(event.seconds * 1000)}
-            data |= {"isError": event.state != "completed"}
-            if event.code is not None:
-                data["code"] = event.code
         self.emit("tool", data)
         if event.parent_id is None or event.phase == "update":
             return

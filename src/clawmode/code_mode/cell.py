@@ -18,7 +18,7 @@ from clawmode.code_mode.ledger import Entry, Ledger, add_inputs
 from clawmode.sandbox.images import MAX_IMAGES
 from clawmode.sandbox.protocol import Completion, Failure, Output, Request, Settlement, Start
 from clawmode.tasks import Notifier
-from clawmode.tools.approvals import Question
+from clawmode.tools.questions import Question
 from clawmode.tools.tool import Tool
 from clawmode.types import CallState, JsonObject, JsonText, JsonValue, dataclass
 

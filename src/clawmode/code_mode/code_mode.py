@@ -4,12 +4,12 @@ import contextlib
 import functools
 import logging
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Unpack
 
 import anyio
-from anyio.abc import AsyncResource, TaskGroup
+from anyio.abc import AsyncResource
 
 from clawmode.catalog.catalog import Catalog
 from clawmode.catalog.mcp_namespace import McpNamespace
@@ -29,43 +29,26 @@ from clawmode.code_mode.arguments import (
     read_run_id,
     read_tools,
 )
-from clawmode.code_mode.bridge import Bridge
-from clawmode.code_mode.calls import Calls
 from clawmode.code_mode.config import CodeModeConfig
-from clawmode.code_mode.driver import Driver
-from clawmode.code_mode.gate import Gate
 from clawmode.code_mode.memory_store import default_store
-from clawmode.code_mode.nodes import CellView
 from clawmode.code_mode.offer import Offer
-from clawmode.code_mode.parking import Parking
-from clawmode.code_mode.programs import Programs
 from clawmode.code_mode.results import CodeModeResult
+from clawmode.code_mode.run_cells import RunCells
 from clawmode.code_mode.shapes import SeenShapes
-from clawmode.code_mode.spans import CellSpan, CellTool, find_recorder
-from clawmode.code_mode.state import ProgramState
+from clawmode.code_mode.spans import CellTool
 from clawmode.code_mode.stores import SnapshotStore
 from clawmode.code_mode.surface import (
-    WAIT_DESCRIPTION,
-    WAIT_SCHEMA,
     Format,
     HasDefinitions,
-    definition,
     exec_description,
-    exec_schema,
 )
 from clawmode.code_mode.sync import SyncArguments, SyncCodeMode, outside_of_loops
 from clawmode.code_mode.telemetry import Telemetry
 from clawmode.context import RandomId, RunContext
-from clawmode.exceptions import (
-    ClawmodeWarning,
-    ConfigurationError,
-    NotOpen,
-    UnknownTool,
-)
+from clawmode.exceptions import ClawmodeWarning, ConfigurationError, NotOpen, UnknownTool
 from clawmode.sandbox.pool import Pool
-from clawmode.tasks import Lifetime
 from clawmode.tools.approvals import Approvals
-from clawmode.tools.executor import Executor, Watcher
+from clawmode.tools.executor import Executor
 from clawmode.tools.hooks import Hooks
 from clawmode.tools.policy import Policy
 from clawmode.tools.tool import Tool
@@ -85,7 +68,7 @@ NO_RUN_ID = (
 REOPENED = "A CodeMode can be opened once: create a new object to open it again."
 
 
-class CodeMode(AsyncResource, HasDefinitions):
+class CodeMode(RunCells, AsyncResource, HasDefinitions):
     """Runs cells for one run of an agent.
 
     Opened with `async with`, or with `start` and `aclose`, which may be called in different tasks.
@@ -131,72 +114,39 @@ class CodeMode(AsyncResource, HasDefinitions):
         if not hasattr(store, "durable"):  # an object of any class may be a store
             check_argument("store", store, (), A_STORE)
         store = store or default_store
-        self.config = read_config(config).clamped(durable=store.durable, fleet=store.fleet)
-        self.context = context or RunContext()
-        if store.durable and isinstance(self.context.run_id, RandomId):
+        config = read_config(config).clamped(durable=store.durable, fleet=store.fleet)
+        context = context or RunContext()
+        if store.durable and isinstance(context.run_id, RandomId):
             warnings.warn(NO_RUN_ID, ClawmodeWarning, stacklevel=2)
         if not isinstance(policy, Policy):
             policy = Policy.from_config(policy)
-        self.approvals = approvals or Approvals()
-        self.executor = Executor(policy, hooks or Hooks(), self.approvals)
-        self._spans = find_recorder()
-        if self._spans is not None:
-            self.executor.watchers.append(self._spans)
-        self.telemetry = Telemetry()
+        telemetry, shapes = Telemetry(), SeenShapes(store, context)
         given = isinstance(mcp_servers, Iterable)
         self._settings = read_mcp_servers(mcp_servers) if given else []
-        self._closed = False
-        self._shapes = SeenShapes(store, self.context)
         self._used = frozenset[str]()
-        self._offer = Offer(
+        offer = Offer(
             read_tools(tools),
             policy=policy,
             registry=namespaces or default_registry,
-            scopes=NamespaceContext(self.context, self.config, lambda: self._closed),
-            config=self.config,
-            telemetry=self.telemetry,
-            seen=self._shapes.text,
+            scopes=NamespaceContext(context, config, lambda: self._closed),
+            config=config,
+            telemetry=telemetry,
+            seen=shapes.text,
             servers=None if given else mcp_servers,
         )
-        gate = Gate(self.executor, self.context, self.config)
-        self._parking = Parking(store, self.context, self.config)
-        self._calls = Calls(
-            executor=self.executor,
-            gate=gate,
-            bridge=self._offer.bridge,
-            parking=self._parking,
-            config=self.config,
-            context=self.context,
-            telemetry=self.telemetry,
-            connect=self._offer.connect,
-            shapes=self._shapes,
-        )
-        self._offer.on_change = self._use_bridge
-        self._owns_pool = pool is None
-        self._driver = Driver(
-            pool=pool or Pool(),
-            calls=self._calls,
-            parking=self._parking,
-            config=self.config,
-            telemetry=self.telemetry,
-            install=self._offer.setup,
-            state=ProgramState(store, self.context, self.config),
+        super().__init__(
+            Executor(policy, hooks or Hooks(), approvals or Approvals()),
+            offer,
+            store,
+            pool or Pool(),
+            context=context,
+            config=config,
+            telemetry=telemetry,
+            shapes=shapes,
         )
         self._opened = contextlib.AsyncExitStack()
-        # Calls continue while their cell is parked, so their tasks need their own lifetime.
-        self._life = Lifetime("clawmode-calls", self._leave)
         self._changing = anyio.Lock()
-        self._programs = Programs(
-            config=self.config,
-            telemetry=self.telemetry,
-            approvals=self.approvals,
-            gate=gate,
-            calls=self._calls,
-            driver=self._driver,
-            parking=self._parking,
-            life=self._life,
-            is_closed=lambda: self._closed,
-        )
+        self._owns_pool = pool is None
 
     @classmethod
     def sync(cls, **arguments: "Unpack[SyncArguments]") -> SyncCodeMode:
@@ -257,9 +207,6 @@ class CodeMode(AsyncResource, HasDefinitions):
         """
         self._offer.replace_tools(read_tools(tools))
 
-    def _use_bridge(self, bridge: Bridge) -> None:
-        self._calls.bridge = bridge
-
     @property
     def missing_servers(self) -> dict[str, str]:
         """MCP servers that cannot be reached, with the reasons for people."""
@@ -312,112 +259,6 @@ class CodeMode(AsyncResource, HasDefinitions):
     async def __aenter__(self) -> "CodeMode":
         return await self.start()
 
-    async def _leave(self, tasks: TaskGroup) -> None:
-        """Ends running cells, and those that are parked in memory."""
-        self._closed = True
-        try:
-            await self._driver.exits.abort_all()
-            if not self._parking.store.durable:
-                for run_id in list(self._driver.exits.parked):
-                    await self._driver.exits.abort(run_id)
-                await self._parking.drop_state()
-            await self._programs.waits.dismiss()
-            # A cell that has ended must not be continued from its checkpoint by somebody else.
-            recorded = await self._driver.exits.catch_up_all()
-            await self._parking.close(leave=recorded or not self._parking.effects)
-        finally:
-            tasks.cancel_scope.cancel()
-
-    async def end_run(self) -> None:
-        """Ends all cells of the run, and their calls.
-
-        Includes cells that another process has resumed, but not cells that another process has
-        started and never parked: only that process knows them.
-
-        Raises:
-            StoreUnavailable: Parked cells could not be deleted.
-            AbortUnconfirmed: Another process has not confirmed the end of a cell within 5 s.
-        """
-        await self._end_all(session=False)
-
-    async def end_session(self) -> None:
-        """Ends the cells of all runs of the session, and their calls.
-
-        Raises:
-            StoreUnavailable: Parked cells could not be deleted.
-            AbortUnconfirmed: Another process has not confirmed the end of a cell within 5 s.
-        """
-        await self._end_all(session=True)
-
-    async def _end_all(self, *, session: bool) -> None:
-        await self._driver.exits.end_all()
-        for run_id in await self._parking.end_all(session=session):
-            self.telemetry.snapshots["deleted"] += 1
-            self._driver.exits.forget(run_id)
-
-    async def abort(self, run_id: str) -> bool:
-        """Ends a cell, running or parked, here or in another process that shares the store.
-
-        Returns:
-            True if the cell has ended: none of its calls will start, and running calls were
-            cancelled, in the other process too. A synchronous tool cannot be cancelled. False if
-            there is no cell with this id.
-
-        Raises:
-            StoreUnavailable: The store cannot be read.
-            AbortUnconfirmed: The other process has not confirmed the end within 5 s. It ends the
-                cell as soon as it can.
-        """
-        return await self._driver.exits.abort(run_id)
-
-    def cells(self) -> dict[str, float]:
-        """Returns the ids of the cells that are not parked, with their start by `time.time`."""
-        return {cell.id: cell.since for cell in self._driver.active.values()}
-
-    def views(self) -> list[CellView]:
-        """Returns the cells that run here, and the parked ones whose calls are made here."""
-        groups, active = self._calls.groups, self._driver.active
-        found = {each.id: CellView(each.id, each.parent_id) for each in active.values()}
-        for group in groups.values():
-            found.setdefault(group.run_id, CellView(group.run_id, group.parent_id))
-        for view in found.values():
-            cell, group = active.get(view.id), groups.get(view.id)
-            if cell is not None:
-                view.queued += cell.waiting
-                view.pid = 0 if cell.tenancy is None else cell.tenancy.pid
-            if group is not None:
-                view.queued += len(group.queue)
-                view.inputs = group.inputs()
-        return list(found.values())
-
-    async def unfinished(self) -> list[str]:
-        """Returns the ids of the run's programs that wait, and that no process drives.
-
-        Among them are programs whose process died during an `exec` with `durability: "effects"`,
-        so that nobody got their ids.
-
-        Raises:
-            StoreUnavailable: The store cannot be read.
-        """
-        known = await self._parking.store.cells(self.context.scope)
-        return [cell.id for cell in known if cell.state == "parked"]
-
-    @property
-    def idle(self) -> bool:
-        """True if closing the object ends no cell and no call."""
-        kept = self._parking.store.durable or not self._driver.exits.parked
-        at_work = self._driver.active or self._calls.groups or self._driver.exits.owing
-        return kept and not at_work
-
-    def watch(self, watcher: Watcher) -> Callable[[], None]:
-        """Calls `watcher` with the start, the updates and the end of every nested call.
-
-        Returns:
-            A function that stops this.
-        """
-        self.executor.watchers.append(watcher)
-        return lambda: self.executor.watchers.remove(watcher)
-
     # ---- For a model ----
 
     def prefer(self, tool_ids: Iterable[str]) -> None:
@@ -429,30 +270,20 @@ class CodeMode(AsyncResource, HasDefinitions):
 
     def _define(self, format: Format, max_chars: int | None) -> list[JsonObject]:
         self._offer.refresh_namespaces()
-        bridge, is_codex = self._calls.bridge, self.config.dialect == "codex"
-        if max_chars is not None and is_codex:
-            max_chars -= len(codex.EXEC_NOTE + codex.FREEFORM_NOTE)
-        text = exec_description(
-            bridge.catalog,
-            bridge.namespaces,
-            bridge.mcp,
-            self.config,
-            used=self._used,
-            asks=lambda tool: self.approvals.needs_approval(tool, self.context),
-            max_chars=max_chars,
-        )
-        if is_codex:
-            head, *rest = text.split("\n\n", 1)
-            text = "\n\n".join([head + codex.EXEC_NOTE, *rest])
-            exec_tool = definition(format, "exec", text, exec_schema(self.config))
-            if format == "openai-responses":
-                exec_tool = codex.freeform(text.replace(".", "." + codex.FREEFORM_NOTE, 1))
-            wait = definition(format, "wait", codex.WAIT_DESCRIPTION, codex.WAIT_SCHEMA)
-            return [exec_tool, wait]
-        return [
-            definition(format, "exec", text, exec_schema(self.config)),
-            definition(format, "wait", WAIT_DESCRIPTION, WAIT_SCHEMA),
-        ]
+        bridge = self._calls.bridge
+
+        def describe(max_chars: int | None) -> str:
+            return exec_description(
+                bridge.catalog,
+                bridge.namespaces,
+                bridge.mcp,
+                self.config,
+                used=self._used,
+                asks=lambda tool: self.approvals.needs_approval(tool, self.context),
+                max_chars=max_chars,
+            )
+
+        return codex.definitions_of(format, self.config, describe, max_chars)
 
     async def call(
         self, name: str, arguments: object, *, call_id: str = "exec", with_images: bool = False
@@ -516,15 +347,9 @@ class CodeMode(AsyncResource, HasDefinitions):
         Raises:
             NotOpen: The object is not open.
         """
-        with self._span("exec", call_id) as span:
-            self._require_open()
-            ran = await self._programs.exec(code, language, call_id, yield_ms)
-            result = self._with_news(ran)
-            if self._shapes.changed:
-                await self._shapes.save()
-            if span is not None:
-                span.conclude(result)
-        return result
+        return await self._report(
+            "exec", call_id, lambda: self._programs.exec(code, language, call_id, yield_ms)
+        )
 
     async def wait(
         self, run_id: str, *, call_id: str = "wait", yield_ms: float | None = None
@@ -537,34 +362,22 @@ class CodeMode(AsyncResource, HasDefinitions):
         Raises:
             NotOpen: The object is not open.
         """
-        with self._span("wait", call_id) as span:
+        return await self._report("wait", call_id, lambda: self._programs.wait(run_id, yield_ms))
+
+    async def _report(
+        self, name: CellTool, call_id: str, run: Callable[[], Awaitable[CodeModeResult]]
+    ) -> CodeModeResult:
+        """Returns the result of `run`, with which MCP servers are missing if that has changed."""
+        with self._span(name, call_id) as span:
             self._require_open()
-            result = self._with_news(await self._programs.wait(run_id, yield_ms))
+            result = await run()
+            if news := self._offer.server_news():
+                result = replace(result, mcp_servers=news)
             if self._shapes.changed:
                 await self._shapes.save()
             if span is not None:
                 span.conclude(result)
         return result
-
-    def _span(
-        self, name: CellTool, call_id: str
-    ) -> contextlib.AbstractContextManager[CellSpan | None]:
-        if self._spans is None:
-            return contextlib.nullcontext()
-        return self._spans.cell(name, call_id, self.context)
-
-    def _with_news(self, result: CodeModeResult) -> CodeModeResult:
-        """Adds to a result which MCP servers are missing, if that has changed."""
-        news = self._offer.server_news()
-        return replace(result, mcp_servers=news) if news else result
-
-    async def until_decided(self) -> None:
-        """Waits while all programs that returned `waiting` wait for people only.
-
-        An agent's loop calls this before it asks its model again, because until a person has
-        answered, the model could only call `wait`.
-        """
-        await self._programs.until_decided()
 
     def _require_open(self) -> None:
         # With a shared pool and without tools, there is nothing to open.

@@ -6,9 +6,11 @@ input is the source itself. `wait` takes `cell_id`, `yield_time_ms`, `max_tokens
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
+from clawmode.code_mode import surface
 from clawmode.code_mode.arguments import BadArguments
+from clawmode.code_mode.config import CodeModeConfig
 from clawmode.text import clip, truncate
 from clawmode.types import JsonObject, JsonValue, dataclass
 
@@ -86,6 +88,34 @@ def _shortened(value: JsonValue, limit: int) -> JsonValue:
     if _size(value) <= limit:
         return value
     return truncate(value, limit) if isinstance(value, str) else clip(value, limit)
+
+
+def definitions_of(
+    format: surface.Format,
+    config: CodeModeConfig,
+    describe: Callable[[int | None], str],
+    max_chars: int | None,
+) -> list[JsonObject]:
+    """Returns the definitions of `exec` and `wait`, in the dialect of the configuration.
+
+    Args:
+        format: The provider's API, or MCP.
+        config: Limits and dialect.
+        describe: Returns the description of `exec`, with at most a number of characters.
+        max_chars: The most characters of a description; None for no limit.
+    """
+    if config.dialect != "codex":
+        return [
+            surface.definition(format, "exec", describe(max_chars), surface.exec_schema(config)),
+            surface.definition(format, "wait", surface.WAIT_DESCRIPTION, surface.WAIT_SCHEMA),
+        ]
+    notes = len(EXEC_NOTE + FREEFORM_NOTE)
+    head, *rest = describe(None if max_chars is None else max_chars - notes).split("\n\n", 1)
+    text = "\n\n".join([head + EXEC_NOTE, *rest])
+    exec_tool = surface.definition(format, "exec", text, surface.exec_schema(config))
+    if format == "openai-responses":
+        exec_tool = freeform(text.replace(".", "." + FREEFORM_NOTE, 1))
+    return [exec_tool, surface.definition(format, "wait", WAIT_DESCRIPTION, WAIT_SCHEMA)]
 
 
 def freeform(description: str) -> JsonObject:

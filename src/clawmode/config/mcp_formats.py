@@ -15,7 +15,7 @@ from pathlib import Path
 from clawmode.config.mcp_values import InputField
 from clawmode.exceptions import ConfigWarning
 from clawmode.records import join
-from clawmode.types import JsonObject, JsonValue, dataclass
+from clawmode.types import JsonObject, JsonValue, change_texts, dataclass
 
 URL_KEYS = ("httpUrl", "url", "serverUrl")
 """Our key, and the keys that some other clients use instead; the first that is set is used."""
@@ -239,7 +239,7 @@ def translate(
     made.translate_codex(environment)
     if section == "mcp":
         made.limit_by_patterns(name, data.get("tools"))
-        made.entry = {key: _with_variables(value) for key, value in made.entry.items()}
+        made.entry = change_texts(made.entry, _with_variables)
     for key in ("env", "headers"):
         texts = made.entry.get(key)
         if isinstance(texts, dict):
@@ -253,17 +253,11 @@ def translate(
     return made
 
 
-def _with_variables(value: JsonValue) -> JsonValue:
+def _with_variables(text: str) -> str:
     """Writes opencode's `{env:NAME}` as `${NAME:-}`; `{file:…}` becomes an error later."""
-    if isinstance(value, str):
-        return _BRACED.sub(
-            lambda it: f"${{{it[2]}:-}}" if it[1] == "env" else f"${{file:{it[2]}}}", value
-        )
-    if isinstance(value, list):
-        return [_with_variables(item) for item in value]
-    if isinstance(value, dict):
-        return {key: _with_variables(item) for key, item in value.items()}
-    return value
+    return _BRACED.sub(
+        lambda it: f"${{{it[2]}:-}}" if it[1] == "env" else f"${{file:{it[2]}}}", text
+    )
 
 
 # ---- Inputs and variables of VS Code ----

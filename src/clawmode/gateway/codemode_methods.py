@@ -2,7 +2,6 @@
 
 import time
 
-from clawmode.agent.requests import AgentRequest
 from clawmode.code_mode.aborts import abort_cell
 from clawmode.code_mode.stores import CellState, Only
 from clawmode.context import Scope
@@ -115,15 +114,9 @@ async def _end(call: MethodCall, cell: _Cell) -> bool:
 async def _run(call: MethodCall) -> JsonObject:
     """Runs a program against the catalog of an agent, under its policy and approvals."""
     given = call.params
-    request = AgentRequest(
-        agent_id=call.agent_id(),
-        session_key=given.text("sessionKey"),
-        sender=call.client.principal,
-        origin="gateway",
-    )
     yield_ms = given.number("timeoutMs", 0) or None
     lone = call.gateway.feed.lone
-    return await lone.run(request, given.text("code"), given.text("language"), yield_ms)
+    return await lone.run(call.request(), given.text("code"), given.text("language"), yield_ms)
 
 
 async def _wait(call: MethodCall) -> JsonObject:

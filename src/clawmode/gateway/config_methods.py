@@ -29,7 +29,7 @@ from clawmode.redaction import Redactor
 from clawmode.rpc.protocol import RpcError
 from clawmode.sections import Section
 from clawmode.text import HIDDEN
-from clawmode.types import JsonObject, JsonValue
+from clawmode.types import JsonObject, JsonValue, children
 
 if TYPE_CHECKING:
     from clawmode.app.host import Host
@@ -143,9 +143,7 @@ def _option_names() -> frozenset[str]:
         if isinstance(node, dict):
             properties = node.get("properties")
             found |= properties.keys() if isinstance(properties, dict) else set()
-            level += node.values()
-        elif isinstance(node, list):
-            level += node
+        level += children(node)
     return frozenset(found)
 
 
@@ -227,10 +225,7 @@ def _check_secrets(path: Path) -> None:
                 f"{HIDDEN!r} replaces a secret in `config.get`: write the secret, or ${{VARIABLE}}"
             )
             raise RpcError("INVALID_REQUEST", text, field="raw")
-        if isinstance(value, dict):
-            level += value.values()
-        elif isinstance(value, list):
-            level += value
+        level += children(value)
 
 
 METHODS = (

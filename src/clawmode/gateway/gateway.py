@@ -3,7 +3,6 @@
 import logging
 import math
 import time
-import uuid
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import field
@@ -60,7 +59,6 @@ class Gateway:
     Attributes:
         host: The runtime, with plugins, channels and the inbox. A reload replaces it.
         questions: The questions of the host's approvals, which clients answer.
-        process: The id of this process in the ledger.
         attempts: The failed attempts to authenticate, by address.
         token_lock: Held while a token is looked up, so that concurrent guesses count one by one.
         doctor_lock: Held while a client has everything checked.
@@ -81,7 +79,6 @@ class Gateway:
     tokens: Tokens
     ledger: Ledger
     jobs: Jobs
-    process: str = field(default_factory=lambda: uuid.uuid4().hex)
     attempts: Attempts = field(default_factory=Attempts)
     token_lock: anyio.Lock = field(default_factory=anyio.Lock)
     doctor_lock: anyio.Lock = field(default_factory=anyio.Lock)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
+from clawmode.agent.events import call_data
 from clawmode.agent.requests import AgentRequest
 from clawmode.agent.run import AgentRun
 from clawmode.agent.turn import code_mode_of
@@ -182,12 +183,7 @@ class LonePrograms:
         # Updates may come from a thread of the tool, where nothing can be sent.
         if event.phase == "update":
             return
-        key = run.session.key
-        data: JsonObject = {"phase": event.phase, "callId": event.call_id, "name": event.tool_id}
-        data["parentId"] = event.parent_id
-        if event.phase == "end":
-            data |= {"state": event.state, "ms": round(event.seconds * 1000), "code": event.code}
-            data["isError"] = event.state != "completed"
+        key, data = run.session.key, call_data(event)
         self._gateway.feed.tree.take_call(run.id, key, data)
         about: JsonObject = {"sessionKey": key, "trigger": TRIGGER, **data}
         self._gateway.broadcast("session.tool", about, key)

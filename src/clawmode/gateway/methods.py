@@ -102,6 +102,19 @@ class MethodCall:
             field = "agentId" if agent_id else "sessionKey"
             raise RpcError("INVALID_REQUEST", str(error), field=field) from None
 
+    def request(self) -> AgentRequest:
+        """Returns the request of what runs without a turn, for `agentId` and `sessionKey`.
+
+        Raises:
+            RpcError: There is no such agent.
+        """
+        return AgentRequest(
+            agent_id=self.agent_id(),
+            session_key=self.params.text("sessionKey"),
+            sender=self.client.principal,
+            origin="gateway",
+        )
+
     async def session(self, *, create: bool = False) -> "Session":
         """Returns the session that `sessionKey`, `sessionId` and `agentId` name.
 

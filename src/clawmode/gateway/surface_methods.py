@@ -6,7 +6,6 @@ from typing import Any
 
 import anyio
 
-from clawmode.agent.requests import AgentRequest
 from clawmode.agent.run import AgentRun
 from clawmode.agent.turn import code_mode_of, preview
 from clawmode.catalog.namespaces import NamespaceCallRefused
@@ -27,12 +26,7 @@ MAX_DESCRIPTION = 1_000
 @asynccontextmanager
 async def _catalog(call: MethodCall) -> AsyncIterator[tuple[AgentRun, CodeMode]]:
     """Opens the catalog of an agent, or of a session, as programs get it."""
-    request = AgentRequest(
-        agent_id=call.agent_id(),
-        session_key=call.params.text("sessionKey"),
-        sender=call.client.principal,
-    )
-    async with call.runtime.preview_run(request) as run:
+    async with call.runtime.preview_run(call.request()) as run:
         run.activate()
         async with code_mode_of(run) as programs:
             yield run, programs

@@ -3,7 +3,7 @@
 import uuid
 from collections.abc import Iterable
 
-from clawmode.agent.requests import AgentRequest
+from clawmode.agent.events import call_data
 from clawmode.agent.run import AgentRun
 from clawmode.catalog.catalog import Catalog
 from clawmode.catalog.controls import CONTROL_NAMES, EXEC, WAIT, exposed_name
@@ -49,19 +49,11 @@ def _listed(tools: Iterable[Tool], call: MethodCall) -> list[JsonValue]:
     return [describe(tool, schemas) for tool in sorted(tools, key=lambda tool: tool.id)]
 
 
-def _request(call: MethodCall) -> AgentRequest:
-    return AgentRequest(
-        agent_id=call.agent_id(),
-        session_key=call.params.text("sessionKey"),
-        sender=call.client.principal,
-    )
-
-
 # ---- Listings ----
 
 
 async def _catalog(call: MethodCall) -> JsonObject:
-    async with call.runtime.preview_run(_request(call)) as run:
+    async with call.runtime.preview_run(call.request()) as run:
         run.activate()
         tools = run.offered()
     return {"agentId": run.session.agent_id, "tools": _listed(tools, call)}
@@ -69,7 +61,7 @@ async def _catalog(call: MethodCall) -> JsonObject:
 
 async def _effective(call: MethodCall) -> JsonObject:
     """Returns the tools that the policy allows, and those of them that the model would see."""
-    async with call.runtime.preview_run(_request(call)) as run:
+    async with call.runtime.preview_run(call.request()) as run:
         surface = run.activate()
         offered = run.offered()
     policy, model = run.resolved.policy, run.resolved.models[0]
@@ -94,7 +86,7 @@ async def _effective(call: MethodCall) -> JsonObject:
 async def _invoke(call: MethodCall) -> JsonObject:
     """Calls a tool through the executor, as a model does. A denied call is a result, no error."""
     runtime = call.runtime
-    async with runtime.preview_run(_request(call), create=True) as run:
+    async with runtime.preview_run(call.request(), create=True) as run:
         tool = _find(run, call.params.text("name"))
         executor = Executor(run.resolved.policy, runtime.hooks, runtime.approvals)
         executor.watchers.append(lambda event: _broadcast(call, run, event))
@@ -150,11 +142,7 @@ def _broadcast(call: MethodCall, run: AgentRun, event: CallEvent) -> None:
     if event.phase == "update":
         return
     key = run.session.key
-    about: JsonObject = {"sessionKey": key, "trigger": "tools.invoke"}
-    about |= {"phase": event.phase, "callId": event.call_id, "name": event.tool_id}
-    if event.phase == "end":
-        about |= {"state": event.state, "ms": round(event.seconds * 1000)}
-        about |= {"isError": event.state != "completed"}
+    about: JsonObject = {"sessionKey": key, "trigger": "tools.invoke", **call_data(event)}
     call.gateway.broadcast("session.tool", about, key)
 
 

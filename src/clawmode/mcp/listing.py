@@ -13,7 +13,7 @@ from typing import Any
 
 from clawmode.text import shorten
 from clawmode.tools.tool import Execute, Tool
-from clawmode.types import JsonObject, JsonValue, dataclass
+from clawmode.types import JsonObject, JsonValue, children, dataclass
 
 MAX_TOOLS = 1_000
 MAX_LISTED = 5_000
@@ -235,9 +235,7 @@ def _foreign_reference(schema: JsonValue) -> str | None:
             reference = part.get("$ref")
             if isinstance(reference, str) and not reference.startswith("#"):
                 return reference
-            waiting.extend(part.values())
-        elif isinstance(part, list):
-            waiting.extend(part)
+        waiting.extend(children(part))
     return None
 
 

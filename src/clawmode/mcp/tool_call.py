@@ -14,14 +14,13 @@ import secrets
 import threading
 from collections.abc import AsyncIterator, Callable
 from dataclasses import field
-from typing import Any, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, TypeAlias, get_args
 
 import anyio
 import mcp_types as types
 from mcp.server.context import ServerRequestContext
 from mcp.shared.exceptions import MCPError
 
-from clawmode.code_mode.code_mode import CodeMode
 from clawmode.code_mode.results import compact, join, take_images
 from clawmode.exceptions import message_of
 from clawmode.tasks import must_propagate
@@ -29,6 +28,9 @@ from clawmode.text import escape, shorten, truncate
 from clawmode.tools.executor import CallEvent
 from clawmode.tools.questions import DECISIONS, Decision, InputQuestion, Question, QuestionGroup
 from clawmode.types import JsonValue, dataclass
+
+if TYPE_CHECKING:
+    from clawmode.code_mode.code_mode import CodeMode
 
 logger = logging.getLogger("clawmode.mcp")
 
@@ -62,14 +64,6 @@ OnWaiting: TypeAlias = Callable[[dict[str, JsonValue]], dict[str, Any] | None]
 AnyQuestion: TypeAlias = Question | InputQuestion | QuestionGroup
 
 
-@dataclass(frozen=True, slots=True)
-class _ElicitationSupport:
-    """The kinds of elicitation that a client supports."""
-
-    form: bool
-    url: bool
-
-
 @dataclass(slots=True)
 class ToolCall:
     """One `tools/call`, from the request to its result.
@@ -82,7 +76,7 @@ class ToolCall:
 
     context: Context
     params: types.CallToolRequestParams
-    code_mode: CodeMode
+    code_mode: "CodeMode"
     rejected: set[str]
     level: types.LoggingLevel | None = None
     unasked: str = ""
@@ -194,22 +188,15 @@ class ToolCall:
                     await self.code_mode.abort(str(result["runId"]))
             raise
 
-    @property
-    def _elicitation_support(self) -> _ElicitationSupport:
-        capabilities = self.context.session.client_capabilities
-        elicitation = None if capabilities is None else capabilities.elicitation
-        if elicitation is None:
-            return _ElicitationSupport(form=False, url=False)
-        # A client that names neither supports forms, which were the only kind at first.
-        return _ElicitationSupport(
-            form=elicitation.form is not None or elicitation.url is None,
-            url=elicitation.url is not None,
-        )
-
     def can_ask(self, question: AnyQuestion) -> bool:
-        wants_url = isinstance(question, InputQuestion) and question.request.url is not None
-        support = self._elicitation_support
-        return support.url if wants_url else support.form
+        capabilities = self.context.session.client_capabilities
+        supported = None if capabilities is None else capabilities.elicitation
+        if supported is None:
+            return False
+        if isinstance(question, InputQuestion) and question.request.url is not None:
+            return supported.url is not None
+        # A client that names neither supports forms, which were the only kind at first.
+        return supported.form is not None or supported.url is None
 
     async def _elicit(self, question: AnyQuestion, request: types.ElicitRequestParams) -> None:
         """Asks the client's user, and settles the question."""

@@ -10,7 +10,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 from pydantic_ai.messages import (
     BinaryContent,
@@ -39,7 +39,7 @@ from clawmode.messages import (
 from clawmode.models.base import ModelError, read_arguments
 from clawmode.models.providers import Api
 from clawmode.text import shorten, without_surrogates
-from clawmode.types import JsonObject, dataclass
+from clawmode.types import JsonObject, change_texts, dataclass
 
 NOTHING = "(nothing)"
 """Replaces empty content, which some providers reject."""
@@ -129,7 +129,7 @@ def _content(content: Sequence[Text | Image], dialect: Dialect) -> Iterator[str 
     words = ""
     for part in content:
         if isinstance(part, Text):
-            words += encodable(part.text)
+            words += without_surrogates(part.text)
         elif not dialect.images:
             words += UNSEEN
         else:
@@ -157,11 +157,11 @@ def _response_parts(
     for part in message.content:
         kept = _own_meta(message, part.meta, dialect)
         if isinstance(part, ToolCall):
-            given = encodable(part.arguments)
+            given = change_texts(part.arguments, without_surrogates)
             yield ToolCallPart(wire_name(part.name), given, wire_id(part.id), **kept)
         elif isinstance(part, Text):
             if part.text.strip():
-                yield TextPart(encodable(part.text), **kept)
+                yield TextPart(without_surrogates(part.text), **kept)
         elif kept and _is_replayed(kept, dialect):
             yield ThinkingPart(part.text, **kept)
 
@@ -183,21 +183,6 @@ def _is_replayed(kept: dict[str, Any], dialect: Dialect) -> bool:
         return True
     raw = (kept.get("provider_details") or {}).get("raw_content")
     return bool((kept.get("signature") and dialect.seals) or raw)
-
-
-T = TypeVar("T")
-
-
-def encodable(value: T) -> T:
-    """Replaces lone surrogates, which UTF-8 cannot encode, in a string or JSON value."""
-    made: Any = value
-    if isinstance(value, str):
-        made = without_surrogates(value)
-    elif isinstance(value, dict):
-        made = {encodable(key): encodable(item) for key, item in value.items()}
-    elif isinstance(value, list):
-        made = [encodable(item) for item in value]
-    return made
 
 
 def wire_name(name: str) -> str:

@@ -18,7 +18,7 @@ import sys
 from typing import Literal, TypeAlias
 
 from clawmode.redaction import Redactor
-from clawmode.types import JsonValue, dataclass
+from clawmode.types import change_texts, dataclass
 
 logger = logging.getLogger("clawmode.models")
 
@@ -114,17 +114,9 @@ def for_log(data: bytes, redactor: Redactor, limit: int) -> str:
     """Returns JSON, valid or not, without secrets and base64, cut to `limit` characters."""
     try:
         value = redactor.value(json.loads(data))
-        text = json.dumps(_without_blobs(value), ensure_ascii=False)
+        text = json.dumps(change_texts(value, without_blobs), ensure_ascii=False)
     except (ValueError, RecursionError):
         text = without_blobs(redactor.text(data.decode("utf-8", "replace")))
     if len(text) > limit:
         return f"{text[:limit]}… ({len(data)} bytes in total)"
     return text
-
-
-def _without_blobs(value: JsonValue) -> JsonValue:
-    if isinstance(value, dict):
-        return {key: _without_blobs(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_without_blobs(item) for item in value]
-    return without_blobs(value) if isinstance(value, str) else value

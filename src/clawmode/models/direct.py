@@ -50,10 +50,11 @@ from clawmode.models.base import (
     TextEnd,
     ThinkingDelta,
 )
-from clawmode.models.conversion import Dialect, encodable, from_response, to_history
+from clawmode.models.conversion import Dialect, from_response, to_history
 from clawmode.models.failures import to_model_error
 from clawmode.models.providers import Api, ModelSettings, ProviderSettings, complete, load_sdk
 from clawmode.models.wire import Exchange, KeyHeaders, announce, make_client, transport_kind
+from clawmode.text import without_surrogates
 
 if TYPE_CHECKING:
     from pydantic_ai.models.anthropic import AnthropicModelSettings
@@ -193,7 +194,7 @@ class DirectModel(AsyncResource):
                     )
                     for tool in request.tools
                 ],
-                instruction_parts=[InstructionPart(encodable(request.system))]
+                instruction_parts=[InstructionPart(without_surrogates(request.system))]
                 if request.system
                 else [],
             ),

@@ -21,7 +21,7 @@ from clawmode.exceptions import ClawmodeError, ConfigurationError
 from clawmode.records import AnyObject, Items, Record, secret
 from clawmode.text import without_escaped_surrogates, without_surrogates
 from clawmode.tools.validation import Validator
-from clawmode.types import JsonObject, JsonValue, dataclass, refuse_constant
+from clawmode.types import JsonObject, JsonValue, children, dataclass, refuse_constant
 
 PROTOCOL = 4
 """The version of the protocol. A client names the range that it supports."""
@@ -195,17 +195,7 @@ def _check_depth(value: JsonValue) -> None:
     # Level by level: a recursive walk would fail on the values that it has to reject.
     level: list[JsonValue] = [value]
     for _ in range(MAX_DEPTH):
-        level = [
-            child
-            for parent in level
-            for child in (
-                parent.values()
-                if isinstance(parent, dict)
-                else parent
-                if isinstance(parent, list)
-                else ()
-            )
-        ]
+        level = [child for parent in level for child in children(parent)]
         if not level:
             return
     raise ValueError(f"it is nested over {MAX_DEPTH} levels deep")

@@ -46,7 +46,7 @@ from clawmode.sandbox.protocol import (
     Stored,
     Suspension,
 )
-from clawmode.types import ERROR_CODES, JsonText, JsonValue
+from clawmode.types import ERROR_CODES, JsonText, JsonValue, children
 
 MAX_FRAME = 512 << 20
 """Bytes. The largest honest frame is a frozen cell at the largest limits, incompressible."""
@@ -318,13 +318,7 @@ def _levels(value: JsonValue) -> int:
     level, levels = [value], 0
     while level:
         levels += 1
-        inner: list[JsonValue] = []
-        for item in level:
-            if isinstance(item, dict):
-                inner.extend(item.values())
-            elif isinstance(item, list):
-                inner.extend(item)
-        level = inner
+        level = [child for item in level for child in children(item)]
     return levels
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import field
 from urllib.parse import unquote
 
-from clawmode.types import JsonValue, dataclass
+from clawmode.types import JsonValue, children, dataclass
 
 Schema = dict[str, JsonValue]
 
@@ -265,13 +265,6 @@ class SchemaGraph:
         for inner in node.here:
             total = total.then(level[inner], node.times)
         return Burden(total.checks + 1, total.patterns + node.patterns, total.height + 1)
-
-
-def children(value: JsonValue) -> Iterable[JsonValue]:
-    """Returns the members or elements of a JSON value."""
-    if isinstance(value, dict):
-        return value.values()
-    return value if isinstance(value, list) else ()
 
 
 def as_map(value: JsonValue) -> Schema:
