@@ -26,7 +26,7 @@ from pydantic_ai.tools import AgentDepsT, ToolDenied, ToolSelector, matches_tool
 from pydantic_ai.toolsets import AbstractToolset, ToolsetTool, WrapperToolset
 from pydantic_ai.toolsets.external import TOOL_SCHEMA_VALIDATOR
 
-from clawmode.integrations.records import read_answers
+from clawmode.integrations.records import read_answers, unique_id
 from clawmode.integrations.session import RunEnds, Session
 from clawmode.integrations.sessions import Sessions, SessionSettings
 from clawmode.tools.hooks import ApprovalNeeded
@@ -228,10 +228,9 @@ class ClawMode(AbstractCapability[AgentDepsT]):
 
 
 def _unique(history: Sequence[messages.ModelMessage], call_id: str) -> str:
-    """Returns the id of a call, unique in the conversation: some models use ids again."""
     parts = (part for each in history for part in each.parts)
-    made = sum(isinstance(x, messages.ToolCallPart) and x.tool_call_id == call_id for x in parts)
-    return call_id if made < 2 else f"{call_id}#{made}"
+    made = (each.tool_call_id for each in parts if isinstance(each, messages.ToolCallPart))
+    return unique_id(call_id, made)
 
 
 def _tool(session: Session[_Entry[AgentDepsT]], definition: ToolDefinition) -> Tool:
