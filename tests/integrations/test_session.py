@@ -20,6 +20,7 @@ from clawmode.integrations import records, require
 from clawmode.integrations.records import MAX_RECORDS, Answer, Outcome
 from clawmode.integrations.session import RunEnds, Session
 from clawmode.integrations.sessions import Sessions
+from clawmode.tasks import hold
 from clawmode.tools.hooks import ToolCallDecision
 from clawmode.types import JsonObject
 
@@ -329,6 +330,18 @@ async def test_of_two_waits_at_once_one_asks_and_its_answer_counts(pool: Pool) -
         (asks,) = [name for name, outcome in waits.items() if outcome.asked]
         await wait(asks, approved(waits[asks]))
         assert (waits[asks].result["value"], mail.sent) == ("sent: ok", [": Ann"])
+
+
+async def test_a_call_that_has_asked_stays_answerable_while_another_waits(pool: Pool) -> None:
+    mail = Mail()
+    async with opened(pool, mail) as session:
+        first = await session.call("exec", SEND, "c1", "")
+        async with hold(session._locks, first.run_id), anyio.create_task_group() as tasks:
+            tasks.start_soon(session.call, "exec", SEND, "c1", "")
+            await until(lambda: len(session._locks) == 2)
+            tasks.cancel_scope.cancel()
+        done = await session.call("exec", SEND, "c1", "", answers=approved(first))
+        assert (done.result["value"], mail.sent) == ("sent: ok", [": Ann"])
 
 
 async def test_a_cancelled_call_leaves_nothing_in_memory(pool: Pool) -> None:

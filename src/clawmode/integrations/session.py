@@ -216,7 +216,8 @@ class Session(Generic[Context]):
                         return Outcome(record.result)
                 elif not record.program:
                     return await self._close(key, record, failed("runtime_unavailable", LOST))
-                if record.program in self._locks and not answers:  # a turn has several `wait`s
+                is_new = record.result is None and not answers
+                if is_new and record.program in self._locks:  # a turn has several `wait`s
                     return await self._close(key, CallRecord(), failed("invalid_input", UNDER_WAY))
                 # The model may end a program whose question nobody has answered yet.
                 is_codex = self.code_mode.config.dialect == "codex" and name == "wait"
