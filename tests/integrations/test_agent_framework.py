@@ -296,6 +296,13 @@ async def test_a_rejection_ends_the_program_and_reaches_the_model(pool: Pool) ->
         )
 
 
+async def test_an_id_that_the_model_uses_again_is_another_call(pool: Pool) -> None:
+    async with desk(pool) as it:
+        count = "const n = (load('n') ?? 0) + 1; store('n', n); return n"
+        await it.run("Do it.", execs(count), execs(count), ["done"])
+        assert [json.loads(each)["value"] for each in it.client.results()] == [1, 2]
+
+
 async def test_middleware_may_ask_about_a_nested_call(pool: Pool) -> None:
     @function_middleware
     async def ask(context: FunctionInvocationContext, call_next: Any) -> None:

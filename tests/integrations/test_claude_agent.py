@@ -98,6 +98,16 @@ def claude(request: pytest.FixtureRequest, tmp_path: Path) -> Claude:
 # ---- Nested calls ----
 
 
+@pytest.mark.hostile
+async def test_options_of_one_run_do_not_change_the_rules_of_nested_calls(pool: Pool) -> None:
+    made = ClawMode(pool=pool)
+    assert made.options(max_turns=3).max_turns == 3
+    for name in ("disallowed_tools", "hooks", "mcp_servers", "permission_mode"):
+        change: dict[str, Any] = {name: None}
+        with pytest.raises(ConfigurationError, match=name):
+            made.options(**change)
+
+
 @pytest.mark.covers("FW-31")
 async def test_a_program_fans_out_over_the_tools_of_the_servers(pool: Pool, claude: Claude) -> None:
     async with desk(pool, claude) as it:

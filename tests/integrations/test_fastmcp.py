@@ -91,7 +91,7 @@ async def test_a_program_calls_the_tools_of_the_server_through_its_middleware(po
     async with served(pool) as (shop, run):
         assert (await run(source)).content[0].text == "66"
         assert shop.watch.seen == ["execute"] + ["stock"] * 12
-        assert (await run("return [await call_tool('whose', {})]")).content[0].text != "[null]"
+        assert (await run("return [await call_tool('whose')]")).content[0].text != "[null]"
 
 
 @pytest.mark.covers("FW-24")

@@ -366,6 +366,12 @@ async def test_an_approval_is_given_after_the_process_was_killed(tmp_path: Path)
 
 
 @pytest.mark.hostile
+async def test_an_id_that_a_model_uses_again_in_another_run_is_another_call(pool: Pool) -> None:
+    async with desk(pool) as it:
+        count = "const n = (load('n') ?? 0) + 1; store('n', n); return n"
+        assert [await it.value(count), await it.value(count)] == [1, 2]
+
+
 @pytest.mark.covers("FW-1")
 async def test_a_state_that_is_run_twice_takes_effect_once(pool: Pool) -> None:
     async with desk(pool) as it:

@@ -295,6 +295,20 @@ async def test_a_handler_of_the_agent_answers_inline(pool: Pool) -> None:
         assert '"rejected"' in str(result_of(run).content)
 
 
+@pytest.mark.covers("FW-1", "FW-2")
+async def test_an_id_that_the_model_uses_again_is_another_call(pool: Pool) -> None:
+    async with opened(pool) as desk:
+        first = await desk.ask(execs("return 1"), execs(SEND), conversation_id="one")
+        second = await desk.answer(first, APPROVED, execs(SEND))
+        assert (asked(second), desk.sent) == ([("send", {"to": "Ann"})], ["Ann"])
+        denied = DeferredToolResults(approvals={"c0": ToolDenied("not today")})
+        done = await desk.answer(second, denied)
+        assert (result_of(done).content, desk.sent) == ("not today", ["Ann"])
+        wait = [ToolCallPart("wait", {"runId": second.output.metadata["c0"]["runId"]}, "w")]
+        ended = await desk.ask(wait, "done", conversation_id="one")
+        assert result_of(ended, "w").outcome == "failed"
+
+
 @pytest.mark.covers("FW-40")
 async def test_a_direct_approval_beside_ours_is_answered_in_the_same_run(pool: Pool) -> None:
     toolset = FunctionToolset[str]()

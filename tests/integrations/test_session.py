@@ -11,6 +11,7 @@ from typing import Any
 
 import anyio
 import pytest
+from tests.support.waiting import until
 
 from clawmode import ApprovalNeeded, Hooks, Pool, SqliteStore, ToolContext
 from clawmode.code_mode.shelves import ShelfLimits
@@ -19,6 +20,7 @@ from clawmode.integrations import records, require
 from clawmode.integrations.records import MAX_RECORDS, Answer, Outcome
 from clawmode.integrations.session import RunEnds, Session
 from clawmode.integrations.sessions import Sessions
+from clawmode.tasks import hold
 from clawmode.tools.hooks import ToolCallDecision
 from clawmode.types import JsonObject
 
@@ -289,6 +291,83 @@ async def test_the_same_call_entered_twice_at_once_runs_one_program(pool: Pool) 
             for _ in range(3):
                 tasks.start_soon(session.call, "exec", source, "c1", "")
     assert len(mail.seen) == 1
+
+
+async def test_two_waits_at_once_for_one_program_do_not_disturb_each_other(pool: Pool) -> None:
+    mail = Mail()
+    async with opened(pool, mail) as session:
+        source = "await yield_control(); const seen = await tools.look(); await tools.hang()"
+        made = await session.call("exec", {"code": source}, "c1", "run 1")
+        given = {"runId": made.run_id}
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(session.call, "wait", given, "w1", "run 1")
+            await until(lambda: made.run_id in session._locks)
+            refused = await session.call("wait", given, "w2", "run 2")
+            assert (refused.result["code"], session.code_mode.cells().keys()) == (
+                "invalid_input",
+                {made.run_id},
+            )
+            await mail.started.wait()
+            tasks.cancel_scope.cancel()
+        assert [context for context, _ in mail.seen] == ["run 1"]
+
+
+@pytest.mark.covers("FW-2")
+async def test_of_two_waits_at_once_one_asks_and_its_answer_counts(pool: Pool) -> None:
+    mail = Mail()
+    async with opened(pool, mail) as session:
+        code = f"await yield_control(); {SEND['code']}"
+        made = await session.call("exec", {"code": code}, "c1", "")
+        waits: dict[str, Outcome] = {}
+
+        async def wait(call_id: str, answers: dict[str, Answer] | None = None) -> None:
+            given = {"runId": made.run_id}
+            waits[call_id] = await session.call("wait", given, call_id, "", answers=answers)
+
+        async with anyio.create_task_group() as tasks:
+            for name in ("w1", "w2"):
+                tasks.start_soon(wait, name)
+        (asks,) = [name for name, outcome in waits.items() if outcome.asked]
+        await wait(asks, approved(waits[asks]))
+        assert (waits[asks].result["value"], mail.sent) == ("sent: ok", [": Ann"])
+
+
+async def test_a_call_that_has_asked_stays_answerable_while_another_waits(pool: Pool) -> None:
+    mail = Mail()
+    async with opened(pool, mail) as session:
+        first = await session.call("exec", SEND, "c1", "")
+        async with hold(session._locks, first.run_id), anyio.create_task_group() as tasks:
+            tasks.start_soon(session.call, "exec", SEND, "c1", "")
+            await until(lambda: len(session._locks) == 2)
+            tasks.cancel_scope.cancel()
+        done = await session.call("exec", SEND, "c1", "", answers=approved(first))
+        assert (done.result["value"], mail.sent) == ("sent: ok", [": Ann"])
+
+
+async def test_a_cancelled_call_leaves_nothing_in_memory(pool: Pool) -> None:
+    mail = Mail()
+    async with opened(pool, mail) as session:
+        entered = asyncio.create_task(
+            session.call("exec", {"code": "await tools.hang()"}, "c1", "")
+        )
+        await mail.started.wait()
+        entered.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await entered
+        assert (session._entries, session._locks) == ({}, {})
+
+
+async def test_an_id_that_the_model_uses_again_is_another_call(pool: Pool) -> None:
+    mail = Mail()
+    async with opened(pool, mail) as session:
+        source = {"code": "await tools.look(); return 1"}
+        for _ in range(2):
+            made = await session.call("exec", source, "c1", "", again=False)
+            assert made.result["value"] == 1
+        assert len(mail.seen) == 2
+        slow = await session.call("exec", {"code": "await yield_control(); return 2"}, "c1", "")
+        given = {"runId": slow.run_id}
+        assert (await session.call("wait", given, "c1", "", again=False)).result["value"] == 2
 
 
 @pytest.mark.hostile

@@ -255,6 +255,14 @@ async def test_two_pauses_of_one_program_are_answered_one_after_the_other(pool: 
         assert desk.sent == ["Ann", "Bob"]
 
 
+async def test_an_id_that_the_model_uses_again_is_another_call(pool: Pool) -> None:
+    async with opened(pool) as desk:
+        call = types.FunctionCall(id="c", name="exec", args={"code": SEND})
+        for sent in (["Ann"], ["Ann", "Ann"]):
+            done = await desk.answer(asked_in(await desk.ask([call])), "done")
+            assert (results(done), desk.sent) == ([value('"sent to Ann"')], sent)
+
+
 @pytest.mark.hostile
 @pytest.mark.covers("FW-2", "FW-6")
 async def test_an_answer_that_is_repeated_after_a_crash_approves_nothing_that_was_not_shown(

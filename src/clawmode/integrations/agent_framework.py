@@ -88,7 +88,7 @@ class ClawMode(Sessions[_Entry], ContextProvider):
                     content.function_call if content.type == "function_approval_response" else None
                 )
                 if call is not None and not content.approved and call.name in ("exec", "wait"):
-                    await opened.end(call.name, str(call.call_id))
+                    await opened.end(call.name, str(call.id or call.call_id))
         opened.offer(list(self._functions()), lambda each: _offered(opened, each))
         found = [*(getattr(agent, "middleware", None) or ()), *self._middleware]
         client = getattr(getattr(agent, "client", None), "function_middleware", ())
@@ -115,17 +115,18 @@ def _tool(
 
     async def enter(context: FunctionInvocationContext, **given: Any) -> Any:
         call_id = str(context.metadata["call_id"])
+        occurrence = context.metadata.get("function_call_occurrence_id")  # unlike ids, unique
         response = context.metadata.get("approval_response")
         answers = None if response is None else read_answers(response.additional_properties)
         entered = _Entry(context, pipeline)
-        outcome = await session.call(name, given, call_id, entered, answers=answers)
+        key = occurrence or call_id
+        outcome = await session.call(name, given, key, entered, answers=answers)
         if outcome.asked:
-            occurrence = context.metadata.get("function_call_occurrence_id")
             call = Content.from_function_call(
                 call_id, name, arguments=json.dumps(given), id=occurrence
             )
             return Content.from_function_approval_request(
-                occurrence or call_id, call, additional_properties=outcome.questions()
+                key, call, additional_properties=outcome.questions()
             )
         urls = [f"data:{kind};base64,{data}" for data, kind in outcome.images]
         images = [Content.from_uri(url) for url in urls]

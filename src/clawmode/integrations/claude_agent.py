@@ -35,12 +35,12 @@ from clawmode.tools.tool import Tool, ToolContext
 from clawmode.types import JsonObject
 
 __all__ = ["Answer", "ClawMode"]
-
 NAME = "clawmode"
 TOOLS = [f"mcp__{NAME}__exec", f"mcp__{NAME}__wait"]
 MAX_DESCRIPTION = 2047  # Claude Code cuts longer ones
 META = {"anthropic/alwaysLoad": True, "anthropic/maxResultSizeChars": 500_000}
 """Without these, Claude Code hides the tools behind its search, and large results in files."""
+FIXED = "mcp_servers allowed_tools disallowed_tools hooks can_use_tool permission_mode".split()
 CHANGED = "can_use_tool has changed the input, which nested calls do not support"
 
 
@@ -48,8 +48,7 @@ class ClawMode(Sessions[None]):
     """Code mode for the Claude Agent SDK.
 
     Args:
-        options: Your options. Programs call the tools of their MCP servers; built-in tools stay
-            with Claude.
+        options: Your options. Programs call the tools of their MCP servers, not built-in tools.
         direct: Names of MCP servers that Claude keeps calling itself.
         settings: See `SessionSettings`.
     """
@@ -89,8 +88,10 @@ class ClawMode(Sessions[None]):
         Args:
             session: Programs belong to it. Use one for each user or conversation.
             answers: Answers to questions of a deferred call, by their ids.
-            changes: Fields of the options to change, such as `resume`.
+            changes: Fields of the options to change, such as `resume`; none that rule calls.
         """
+        if fixed := [each for each in FIXED if each in changes]:
+            raise ConfigurationError(f"{fixed[0]} also rules nested calls: give it to ClawMode")
         left = dict(answers or {})
 
         async def defer(given: Any, call_id: str | None, context: Any) -> Any:
@@ -214,15 +215,13 @@ class ClawMode(Sessions[None]):
         call, name = after.call, self._name_of(after.call.tool_id)
         if name is None or after.code in ("denied", "blocked", "not_approved"):
             return
-        milliseconds = int(after.seconds * 1000)
-        given: dict[str, Any] = {"tool_name": name, "duration_ms": milliseconds}
+        given: dict[str, Any] = {"tool_name": name, "duration_ms": int(after.seconds * 1000)}
         given |= {"tool_input": call.params, "tool_use_id": call.tool_call_id}
         if after.result is None:
             await self._run_hooks("PostToolUseFailure", given | {"error": after.error}, call)
         else:
-            await self._run_hooks(
-                "PostToolUse", given | {"tool_response": after.result.value}, call
-            )
+            given["tool_response"] = after.result.value
+            await self._run_hooks("PostToolUse", given, call)
 
     async def _run_hooks(self, event: Any, given: Any, call: gates.BeforeToolCall) -> list[Any]:
         where = {"session_id": call.run.session_id, "transcript_path": "", "cwd": ""}

@@ -158,8 +158,11 @@ class ClawMode(CodeMode):
 
 async def _run(name: str, functions: Functions, params: JsonObject, _: ToolContext) -> object:
     given = params.get("args")
+    arguments: list[Any] = [*given] if isinstance(given, list) else []
+    if name == "call_tool" and len(arguments) == 1:  # a tool without parameters
+        arguments.append({})
     try:
-        answer = functions[name](*(given if isinstance(given, list) else ()))
+        answer = functions[name](*arguments)
         return await answer if inspect.isawaitable(answer) else answer
     except FastMCPError as error:  # an answer for the caller, and none for the log
         raise ClawmodeError(str(error)) from None

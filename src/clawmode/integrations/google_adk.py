@@ -30,7 +30,7 @@ from google.adk.tools.tool_confirmation import ToolConfirmation
 from google.adk.tools.tool_context import ToolContext
 from google.genai import types
 
-from clawmode.integrations.records import Answer, Answers, read_answers
+from clawmode.integrations.records import Answer, Answers, read_answers, unique_id
 from clawmode.integrations.session import Session
 from clawmode.integrations.sessions import Sessions, SessionSettings
 from clawmode.tools.hooks import ApprovalNeeded
@@ -112,9 +112,11 @@ class _CodeModeTool(BaseTool):
         )
 
     async def run_async(self, *, args: dict[str, Any], tool_context: ToolContext) -> Any:
-        name, call_id = self._definition["name"], tool_context.function_call_id
+        name, events = self._definition["name"], tool_context.session.events
+        made = (call.id for each in events for call in each.get_function_calls())
+        call_id = unique_id(tool_context.function_call_id or name, made)
         outcome = await self._session.call(
-            name, args, call_id or name, tool_context, answers=_answers(tool_context)
+            name, args, call_id, tool_context, answers=_answers(tool_context)
         )
         # ADK asks nothing more about a call that was confirmed: the model's next `wait` asks.
         if outcome.asked and tool_context.tool_confirmation is None:

@@ -176,7 +176,7 @@ class ClawMode(AgentMiddleware[Any, Any, Any]):
         for pause in await session.pauses(*call):
             answers = self._ask(entry, pause.asked)
         while True:
-            outcome = await session.call(*call, entry, answers=answers, again=entry.resumed)
+            outcome = await session.call(*call, entry, answers=answers, again=entry.resumed or None)
             await session.keep(entry.key, entry.dump())
             if not outcome.asked:
                 return entry.finish(_message(outcome, call[0], entry.call_id))

@@ -55,9 +55,10 @@ class _Entry:
     outcome: Outcome = field(default_factory=lambda: Outcome({}))
 
     async def proceed(self, answers: dict[str, Answer] | None = None) -> Outcome:
-        """Makes the call, or continues it with answers."""
+        """Makes a new call, or continues it with answers."""
         call = self.name, self.arguments, self.context.tool_call_id
-        self.outcome = await self.session.call(*call, self, answers=answers)
+        again = None if answers else False
+        self.outcome = await self.session.call(*call, self, answers=answers, again=again)
         return self.outcome
 
 
@@ -68,8 +69,7 @@ class ClawMode(Sessions[_Entry]):
     """Code mode for agents of the OpenAI Agents SDK.
 
     Args:
-        session: The session of a run, or a function that returns it for the context of the run.
-            Programs are kept by session, so a restarted process must come to the same one.
+        session: The session of a run, the same after a restart, or a function that returns it.
         direct: Names of function tools that the agent calls itself, beside `exec`.
         run_hooks: The hooks that you pass to `Runner.run`, for nested calls too: the SDK does not
             show them to tools. Those of `agent.hooks` need not be given.
@@ -86,8 +86,7 @@ class ClawMode(Sessions[_Entry]):
     ) -> None:
         super().__init__(**settings)
         self.session = (lambda context: session) if isinstance(session, str) else session
-        self.direct = frozenset(direct)
-        self.run_hooks = run_hooks or agents.RunHooks[Any]()
+        self.direct, self.run_hooks = frozenset(direct), run_hooks or agents.RunHooks[Any]()
         if self.direct & {"exec", "wait"}:
             raise ConfigurationError("direct: `exec` and `wait` are the tools of code mode itself")
 

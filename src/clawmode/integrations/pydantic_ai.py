@@ -3,9 +3,9 @@
 Nested calls go through a `ToolManager`, so that hooks, usage limits and spans of the agent apply.
 """
 
-import base64
 import contextlib
-from collections.abc import Callable
+from base64 import b64decode
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Generic, Literal, TypeAlias, Unpack
@@ -20,14 +20,13 @@ require("pydantic-ai-slim", "pydantic-ai", at_least="2.60", below="3")
 from pydantic_ai import ApprovalRequired, CallDeferred, RunContext, ToolDefinition, messages
 from pydantic_ai.capabilities import AbstractCapability, CapabilityOrdering, ToolSearch
 from pydantic_ai.exceptions import ToolFailed, UsageLimitExceeded, UserError
-from pydantic_ai.messages import BinaryContent
 from pydantic_ai.models import ModelRequestContext
 from pydantic_ai.tool_manager import ToolManager
 from pydantic_ai.tools import AgentDepsT, ToolDenied, ToolSelector, matches_tool_selector
 from pydantic_ai.toolsets import AbstractToolset, ToolsetTool, WrapperToolset
 from pydantic_ai.toolsets.external import TOOL_SCHEMA_VALIDATOR
 
-from clawmode.integrations.records import read_answers
+from clawmode.integrations.records import read_answers, unique_id
 from clawmode.integrations.session import RunEnds, Session
 from clawmode.integrations.sessions import Sessions, SessionSettings
 from clawmode.tools.hooks import ApprovalNeeded
@@ -35,7 +34,6 @@ from clawmode.tools.tool import Tool, ToolContext
 from clawmode.types import JsonObject
 
 Status: TypeAlias = Literal["started", "asked", "completed", "failed"]
-
 RUNS_ELSEWHERE = "The result comes from outside of the agent: list the tool in ClawMode(direct=…)."
 
 
@@ -120,8 +118,7 @@ class _CodeModeToolset(WrapperToolset[AgentDepsT]):
     clawmode: "ClawMode[AgentDepsT]"
 
     async def get_tools(self, ctx: RunContext[AgentDepsT]) -> dict[str, ToolsetTool[AgentDepsT]]:
-        direct: dict[str, ToolsetTool[AgentDepsT]] = {}
-        nested: dict[str, ToolsetTool[AgentDepsT]] = {}
+        direct, nested = dict[str, ToolsetTool[AgentDepsT]](), dict[str, ToolsetTool[AgentDepsT]]()
         for name, tool in (await self.wrapped.get_tools(ctx)).items():
             stays_direct = (
                 tool.tool_def.kind == "external"
@@ -164,7 +161,7 @@ class _CodeModeToolset(WrapperToolset[AgentDepsT]):
         if (manager := ctx.tool_manager) is None:  # in an activity of Temporal
             raise UserError("ClawMode needs the `tool_manager` of a run, which is missing here.")
         entry = _Entry(ctx, ToolManager(self.wrapped, manager.root_capability, ctx, tool.nested))
-        call_id, history = ctx.tool_call_id or name, ctx.messages
+        call_id, history = _unique(ctx.messages, ctx.tool_call_id or name), ctx.messages
         at = max(i for i, each in enumerate(history) if isinstance(each, messages.ModelResponse))
         # The history keeps which questions were shown: an approval is for these only.
         key, kept = f"clawmode {call_id}", history[at].metadata or {}
@@ -177,7 +174,7 @@ class _CodeModeToolset(WrapperToolset[AgentDepsT]):
             raise ApprovalRequired(metadata=dict(outcome.questions()))
         if outcome.result["status"] == "failed":
             raise ToolFailed(outcome.text)
-        seen = [BinaryContent(base64.b64decode(b), media_type=t) for b, t in outcome.images]
+        seen = [messages.BinaryContent(b64decode(b), media_type=t) for b, t in outcome.images]
         full = [outcome.text, *seen] if seen else outcome.text
         content, tools = entry.content or None, entry.revealed or None
         return messages.ToolReturn(full, content=content, tools=tools)
@@ -189,11 +186,9 @@ class ClawMode(AbstractCapability[AgentDepsT]):
     Args:
         direct: Tools that the model calls directly instead: names, or another selector. Tools whose
             results come from outside of the agent, and those that are not revealed yet, always are.
-        session: Names the session of a run, which programs belong to. By default the id of the
-            conversation, which is a part of message histories: if clients send you histories,
-            derive the session from something that clients cannot choose.
-        settings: See `SessionSettings`. With `store=SqliteStore(folder)`, programs that wait for
-            people survive the process.
+        session: Names the session of a run, which programs belong to. The default is the id of the
+            conversation, a part of message histories: clients that send histories can choose it.
+        settings: See `SessionSettings`. Programs in a `SqliteStore` survive the process.
     """
 
     id = "clawmode"
@@ -224,7 +219,7 @@ class ClawMode(AbstractCapability[AgentDepsT]):
         for part in request_context.messages[-1].parts:
             if isinstance(part, messages.ToolReturnPart) and part.outcome == "denied":
                 session = await self.sessions.open(self.session(ctx))
-                await session.end(part.tool_name, part.tool_call_id)
+                await session.end(part.tool_name, _unique(ctx.messages, part.tool_call_id))
         return request_context
 
     async def aclose(self) -> None:
@@ -232,19 +227,23 @@ class ClawMode(AbstractCapability[AgentDepsT]):
         await self.sessions.aclose()
 
 
+def _unique(history: Sequence[messages.ModelMessage], call_id: str) -> str:
+    parts = (part for each in history for part in each.parts)
+    made = (each.tool_call_id for each in parts if isinstance(each, messages.ToolCallPart))
+    return unique_id(call_id, made)
+
+
 def _tool(session: Session[_Entry[AgentDepsT]], definition: ToolDefinition) -> Tool:
     """Returns a tool of the agent as one that programs can call."""
     annotations = (definition.metadata or {}).get("annotations") or {}
+    described = definition.name, definition.description or "", definition.parameters_json_schema
 
     async def run(entry: _Entry[AgentDepsT], params: JsonObject, call: ToolContext) -> object:
         part = messages.ToolCallPart(definition.name, params, call.call_id)
         return await entry.call(part, approved=call.approved)
 
     return session.tool(
-        definition.name,
-        definition.description or "",
-        definition.parameters_json_schema,
-        run,
+        *(*described, run),
         output_schema=definition.return_schema,
         effect="read" if annotations.get("readOnlyHint") is True else None,
     )

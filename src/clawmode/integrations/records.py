@@ -9,7 +9,7 @@ import base64
 import hashlib
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TypeAlias
 
@@ -228,6 +228,17 @@ def call_key(name: str, arguments: object, call_id: str) -> str:
     """
     digest = hashlib.sha256(json.dumps(arguments, sort_keys=True, default=str).encode())
     return json.dumps([call_id, name, digest.hexdigest()])
+
+
+def unique_id(call_id: str, made: Iterable[str | None]) -> str:
+    """Returns an id for the last call of a conversation with an id, as some models use ids again.
+
+    Args:
+        call_id: The id.
+        made: The ids of all calls of the conversation, with this one.
+    """
+    number = sum(each == call_id for each in made)
+    return call_id if number < 2 else f"{call_id}#{number}"
 
 
 class Records:

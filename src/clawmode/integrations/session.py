@@ -48,6 +48,7 @@ SHORT_WAITS = (50.0, 200.0, 1000.0)
 again, or have run."""
 
 UNANSWERED = "The call was denied, so its program has ended without an answer to its questions."
+UNDER_WAY = "Another call waits for this program already: read its result."
 CANCELLED = "The run that made this call was cancelled. Calls that had begun may have taken effect."
 
 Given = TypeVar("Given")
@@ -177,7 +178,7 @@ class Session(Generic[Context]):
         context: Context,
         *,
         answers: Answers = None,
-        again: bool = False,
+        again: bool | None = None,
     ) -> Outcome:
         """Makes a call of `exec` or `wait`, or continues one that was entered before.
 
@@ -189,13 +190,14 @@ class Session(Generic[Context]):
             call_id: The framework's id of the call, the same when the call is made again.
             context: The framework's context, for nested calls.
             answers: The answers to the open questions of the program.
-            again: Whether the framework knows that the call was made before: then, and with answers
-                to single questions, no program is started.
+            again: Whether the call was made before, if the framework knows it. If it was, and with
+                answers to single questions, no program is started. If it was not, the model has
+                used an id again.
         """
         key = call_key(name, arguments, call_id)
         try:
             async with hold(self._locks, key):  # the same call may be entered twice at once
-                record = await self._records.call(key)
+                record = None if again is False else await self._records.call(key)
                 if record is None:
                     if name == "exec" and (again or (answers and isinstance(answers, Mapping))):
                         return failed("runtime_unavailable", GONE)
@@ -214,17 +216,21 @@ class Session(Generic[Context]):
                         return Outcome(record.result)
                 elif not record.program:
                     return await self._close(key, record, failed("runtime_unavailable", LOST))
-                self._entries[record.program] = _Entry(context)
+                is_new = record.result is None and not answers
+                if is_new and record.program in self._locks:  # a turn has several `wait`s
+                    return await self._close(key, CallRecord(), failed("invalid_input", UNDER_WAY))
                 # The model may end a program whose question nobody has answered yet.
                 is_codex = self.code_mode.config.dialect == "codex" and name == "wait"
                 ends = is_codex and read_wait_limits(read_arguments(arguments)).terminate
-                if await self._answer(record.program, answers) and not ends:
-                    made = self._continued(record.program, call_id)
-                else:
-                    # The arguments of a `wait` may have limits; those of an `exec` are no `wait`.
-                    resumed = {"runId": record.program} if name == "exec" else arguments
-                    made = self._made("wait", resumed, call_id)
-                return await self._finish(key, record, made, call_id)
+                # The arguments of a `wait` may have limits; those of an `exec` are no `wait`.
+                resumed = {"runId": record.program} if name == "exec" else arguments
+                async with hold(self._locks, record.program):
+                    self._entries[record.program] = _Entry(context)
+                    if await self._answer(record.program, answers) and not ends:
+                        made = self._continued(record.program, call_id)
+                    else:
+                        made = self._made("wait", resumed, call_id)
+                    return await self._finish(key, record, made, call_id)
         finally:
             self.used = time.monotonic()
 
@@ -291,7 +297,7 @@ class Session(Generic[Context]):
             with anyio.CancelScope(shield=True):
                 if record.program:
                     await self.code_mode.abort(record.program)
-                entry = self._entries.get(record.program) or self._entries.get(call_id)
+                entry = self._entries.pop(record.program or call_id, None)
                 await self._close(key, record, failed("aborted", CANCELLED))
             if entry is None or entry.ended is None or entry.task is None:
                 raise
