@@ -226,10 +226,14 @@ function makeActions(state, soon, timers) {
       const answer = await read("events.since", { epoch, at });
       if (answer.reset) return;
       for (const { event, payload } of answer.events) {
-        if (event === "chat" && runs.some(({ runId }) => runId === payload.runId)) state.live.chat(payload);
+        if (!runs.some(({ runId }) => runId === payload.runId)) continue;
+        if (event === "chat") state.live.chat(payload);
+        else if (event === "agent" && payload.stream === "assistant") state.live.agent(payload);
       }
       ({ at, more } = answer);
     }
+    // The transcript has the messages that are complete.
+    for (const run of state.live.runs.values()) run.said = [];
   }
 
   function settle(entries) {
