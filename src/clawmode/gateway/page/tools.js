@@ -28,6 +28,7 @@ export function Tools() {
           </select></label>`}
         <${Tabs} base="tools" tabs=${TABS} current=${tab} />
       </div>
+      ${!agents.data && !agents.error && html`<p class="quiet" role="status">Loading…</p>`}
       ${agents.error && html`<${Problem} error=${agents.error} />`}
       ${agentId && tab === "catalog" && html`<${Catalog} key=${agentId} ...${{ agentId, chosen }} />`}
       ${agentId && tab === "prompt" && html`<${Prompt} key=${agentId} agentId=${agentId} />`}
