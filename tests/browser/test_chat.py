@@ -69,6 +69,19 @@ async def test_a_chat_that_is_opened_in_mid_stream_shows_the_words_so_far(desk: 
 
 
 @pytest.mark.covers("CP-22")
+async def test_a_chat_that_is_opened_between_two_messages_shows_the_first_one_once(
+    desk: Desk,
+) -> None:
+    page = await chat(desk, "between")
+    await say(page, "think now")
+    await expect(page.get_by_role("region", name="Call of exec")).to_contain_text("completed")
+    await page.reload()
+    await expect(page.get_by_role("region", name="Call of exec")).to_be_visible()
+    await expect(said(page, "I look")).to_have_count(1)
+    await page.get_by_role("button", name="Stop").click()
+
+
+@pytest.mark.covers("CP-22")
 async def test_a_person_stops_an_answer(desk: Desk) -> None:
     page = await chat(desk, "stopped")
     await say(page, "long story")

@@ -122,6 +122,26 @@ async def test_a_page_of_an_earlier_version_says_so_after_a_restart(
         await expect(page.get_by_text("Nothing runs.")).to_be_visible()
 
 
+@pytest.mark.covers("CP-7")
+async def test_a_message_without_a_connection_is_shown_and_is_sent_once(
+    browser: Browser, tmp_path: Path
+) -> None:
+    script = [Turn("Hello."), Turn("I am here.")]
+    async with control(browser, tmp_path, script) as desk, network(desk) as wire:
+        await desk.send("a", "Hi.")
+        page = await desk.log_in(await desk.visitor(), "#/chat/agent%3Amain%3Aa", url=wire.url)
+        await expect(page.get_by_text("Hello.", exact=True)).to_be_visible()
+        wire.cut()
+        await expect(page.get_by_text("connection was lost")).to_be_visible()
+        await page.get_by_label("Message", exact=True).fill("Are you there?")
+        await page.keyboard.press("Enter")
+        await expect(page.locator(".entry.pending")).to_contain_text("Are you there?")
+        wire.up = True
+        await come_back(page)
+        await expect(page.get_by_text("I am here.", exact=True)).to_be_visible()
+        await expect(page.get_by_text("Are you there?", exact=True)).to_have_count(1)
+
+
 @pytest.mark.covers("CP-2")
 async def test_a_logout_that_does_not_reach_the_gateway_says_so_and_can_be_repeated(
     browser: Browser, tmp_path: Path
@@ -131,6 +151,7 @@ async def test_a_logout_that_does_not_reach_the_gateway_says_so_and_can_be_repea
         wire.cut()
         await page.get_by_role("button", name="Log out").click()
         await expect(page.get_by_role("alert")).to_contain_text("still logged in")
+        await expect(page.get_by_role("link", name="Operation")).to_be_in_viewport(ratio=0.9)
         wire.up = True
         await come_back(page)
         await expect(page.get_by_text("connection was lost")).to_have_count(0)

@@ -140,6 +140,8 @@ async def test_words_of_strangers_are_text_in_every_view_and_fit_on_a_phone(desk
     for view in VIEWS:
         await show(page, view)
         assert await check(page, "trouble") == [], view
+        for link in await page.locator("nav [aria-current]").all():
+            await expect(link).to_be_in_viewport(ratio=0.9)
         shown[view] = await page.locator("main").inner_text()
     for view in (f"#/sessions/{KEY}", f"#/chat/{KEY}", "#/sessions", "#/operation/plugins"):
         assert "<script>alert(1)</script>" in shown[view], view

@@ -4,13 +4,21 @@ import base64
 import json
 from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import anyio
 import httpx2
 import pytest
-from openai import APIError, AsyncOpenAI, AuthenticationError, BadRequestError, NotFoundError
+from openai import (
+    APIError,
+    AsyncOpenAI,
+    AuthenticationError,
+    BadRequestError,
+    ConflictError,
+    NotFoundError,
+)
 from tests.support.gateway_driver import TOKEN, Wired, wired
 from tests.support.waiting import until
 
@@ -240,13 +248,46 @@ async def test_responses_stream_text_and_calls(tmp_path: Path) -> None:
         ({"messages": [{"role": "user", "content": [{"type": "file"}]}]}, "messages[0].content[0]"),
         ({"user": 5}, "user"),
         ({"extra_body": {"stream": "yes"}}, "stream"),
+        ({"stream_options": {"include_usage": "yes"}}, "stream_options.include_usage"),
+        ({"stream_options": "usage"}, "stream_options"),
+        ({"response_format": "json"}, "response_format"),
+        ({"tools": [WEATHER, WEATHER]}, "tools[1].name"),
+        (
+            {"tools": [{"type": "function", "function": {"name": "f", "parameters": "x"}}]},
+            "tools[0].parameters",
+        ),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": 5}]}]},
+            "messages[0].content[0].text",
+        ),
+        ({"messages": [{"role": "user", "content": ""}]}, None),
     ],
 )
-async def test_what_is_not_supported_is_named(tmp_path: Path, wrong: Any, field: str) -> None:
+async def test_what_is_not_supported_is_named(
+    tmp_path: Path, wrong: Any, field: str | None
+) -> None:
     async with served(tmp_path, []) as (client, it):
         given: Any = {"messages": [{"role": "user", "content": "x"}], **wrong}
         with pytest.raises(BadRequestError) as caught:
             await client.chat.completions.create(model="main", **given)
+        assert caught.value.param == field
+        assert it.model.requests == []
+
+
+@pytest.mark.parametrize(
+    ("wrong", "field"),
+    [
+        ({"text": "json"}, "text"),
+        ({"text": {"format": "json"}}, "text.format"),
+        ({"input": [{"role": "king", "content": "x"}]}, "input[0].role"),
+        ({"input": [{"type": "function_call_output", "output": "x"}]}, "input[0].call_id"),
+    ],
+)
+async def test_what_is_wrong_in_a_response_is_named(tmp_path: Path, wrong: Any, field: str) -> None:
+    async with served(tmp_path, []) as (client, it):
+        given: Any = {"model": "main", "input": "x", **wrong}
+        with pytest.raises(BadRequestError) as caught:
+            await client.responses.create(**given)
         assert caught.value.param == field
         assert it.model.requests == []
 
@@ -387,6 +428,69 @@ async def test_a_client_that_goes_away_stops_its_run(tmp_path: Path) -> None:
             await run.ended.wait()
         assert run.result is not None
         assert run.result.status == "aborted"
+
+
+async def test_a_client_that_does_not_wait_for_the_whole_answer_stops_its_run(
+    tmp_path: Path,
+) -> None:
+    async with served(tmp_path, [Turn("A", pause(20), "B")]) as (client, it):
+        async with anyio.create_task_group() as tasks:
+            asking = partial(client.responses.create, model="main", input="x")
+            tasks.start_soon(asking)
+            run = (await until(lambda: it.gateway.host.runtime.runs()))[0]
+            tasks.cancel_scope.cancel()
+        with anyio.fail_after(10):
+            await run.ended.wait()
+        assert run.result is not None
+        assert run.result.status == "aborted"
+
+
+@pytest.mark.parametrize("options", [{}, {"user": "ann"}])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_repeated_request_returns_the_first_run(
+    tmp_path: Path, options: Any, stream: bool
+) -> None:
+    async with served(tmp_path, [Turn("One.")]) as (client, it):
+
+        async def ask(text: str, key: str) -> str:
+            answer: Any = await client.chat.completions.create(
+                model="main",
+                messages=[{"role": "user", "content": text}],
+                stream=stream,
+                extra_headers={"Idempotency-Key": key},
+                timeout=10,
+                **options,
+            )
+            if not stream:
+                return answer.choices[0].message.content
+            return "".join([chunk.choices[0].delta.content or "" async for chunk in answer])
+
+        assert [await ask("x", "k") for _ in range(2)] == ["One.", "One."]
+        with pytest.raises(ConflictError):
+            await ask("y", "k")
+        assert len(it.model.requests) == 1
+
+
+async def test_a_call_that_got_no_result_is_in_the_next_response_again(tmp_path: Path) -> None:
+    script = [Turn(call("exec", {"code": LOOK})), Turn("Both.")]
+    async with served(tmp_path, script, rules={"codeMode": True}) as (client, _):
+        messages: list[Any] = [{"role": "user", "content": "Look."}]
+
+        async def ask(**options: Any) -> Any:
+            answer = await client.chat.completions.create(
+                model="main", messages=messages, tools=[WEATHER], timeout=10, **options
+            )
+            return answer.choices[0].message
+
+        key = {"extra_headers": {"Idempotency-Key": "k"}}
+        first, repeated = await ask(**key), await ask(**key)
+        assert [it.id for it in repeated.tool_calls] == [it.id for it in first.tool_calls]
+        rome, oslo = (it.id for it in first.tool_calls)
+        messages += [first, {"role": "tool", "tool_call_id": rome, "content": "20"}]
+        again = await ask()
+        assert [it.id for it in again.tool_calls] == [oslo]
+        messages += [{"role": "tool", "tool_call_id": oslo, "content": "-3"}]
+        assert (await ask()).content == "Both."
 
 
 @pytest.mark.covers("HT-4")

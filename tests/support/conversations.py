@@ -72,6 +72,9 @@ def model(asked: ScriptRequest) -> Turn:
         return Turn(BEGINNING, Held(0.0, asked.said), REST)
     if name == "hold":
         return Turn("I hold this, ", pause(60.0))
+    if name == "think":
+        first = Turn("I look ", pause(0.3), "first.", call("exec", {"code": "return 1"}))
+        return Turn(pause(60.0)) if asked.results else first
     if name == "long":
         return Turn("It takes long: ", *(f"step {n}, " for n in range(400)), delay=0.1)
     return Turn(f"Done: {asked.said}")

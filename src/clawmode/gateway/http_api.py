@@ -30,7 +30,7 @@ from clawmode.gateway.openai_requests import OpenAiRequest, read_chat, read_resp
 from clawmode.rpc.http_server import TRUST
 from clawmode.rpc.protocol import RpcError
 from clawmode.rpc.tokens import Token
-from clawmode.tasks import read_bounded
+from clawmode.tasks import background_tasks, read_bounded
 from clawmode.text import without_escaped_surrogates
 from clawmode.types import JsonObject, JsonValue, refuse_constant
 
@@ -162,17 +162,22 @@ class HttpApi:
         turn = await self._begin(request, token, asked)
         number = f"-{turn.responses}" if turn.responses else ""
         name = f"chatcmpl-{turn.run_id}{number}"
-        return await self._answer(turn, asked, ChatAnswer(name, asked.model, asked.stream_usage))
+        return await self._answer(
+            request, turn, asked, ChatAnswer(name, asked.model, asked.stream_usage)
+        )
 
     async def _respond(self, request: Request, token: Token) -> Response:
         asked = read_response(await _read(request))
         turn = await self._begin(request, token, asked)
         name = f"resp_{turn.run_id}_{turn.responses}"
-        return await self._answer(turn, asked, ResponseAnswer(name, asked.model, asked.previous))
+        return await self._answer(
+            request, turn, asked, ResponseAnswer(name, asked.model, asked.previous)
+        )
 
     async def _begin(self, request: Request, token: Token, asked: OpenAiRequest) -> HttpTurn:
         agent_id = await self._agent(token, asked.model)
         session, system = request.headers.get(SESSION_HEADER, ""), asked.system
+        key = request.headers.get("idempotency-key", "")
         if asked.previous:
             run_id = asked.previous.removeprefix("resp_").partition("_")[0]
             row = await self._gateway.ledger.run(run_id)
@@ -185,7 +190,9 @@ class HttpApi:
             session = f"openai-user-{digest[:24]}"
         elif not session:
             known = self._known.get(f"{token.name} {agent_id} {asked.digest()}")
-            session = known or f"openai-{uuid.uuid4().hex}"
+            # A repeated request must name the session of the first one.
+            seed = f"{token.name}\0{key}" if key else uuid.uuid4().hex
+            session = known or f"openai-{hashlib.sha256(seed.encode()).hexdigest()[:32]}"
             if asked.history and not known:
                 said = "\n\n".join(f"{role}: {text}" for role, text in asked.history)
                 system = "\n\n".join(filter(None, (system, EARLIER.format(said=said))))
@@ -197,14 +204,16 @@ class HttpApi:
             system=system,
             functions=asked.functions,
             results=asked.results,
-            key=request.headers.get("idempotency-key", ""),
+            key=key,
         )
         return await self._turns.begin(token, turn)
 
-    async def _answer(self, turn: HttpTurn, asked: OpenAiRequest, answer: Answer) -> Response:
+    async def _answer(
+        self, request: Request, turn: HttpTurn, asked: OpenAiRequest, answer: Answer
+    ) -> Response:
         parts = self._remembered(turn, asked, answer)
         if not asked.stream:
-            return JSONResponse(await collect(answer, parts))
+            return await self._whole(request, parts, answer)
         headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
         stream = self._stream(parts, answer)
         return StreamingResponse(stream, media_type="text/event-stream", headers=headers)
@@ -222,6 +231,21 @@ class HttpApi:
                 while len(self._known) > MAX_CONVERSATIONS:
                     self._known.popitem(last=False)
             yield part
+
+    async def _whole(
+        self, request: Request, parts: AsyncIterator[Part], answer: Answer
+    ) -> Response:
+        """Returns the whole answer. If the client goes away before that, the run is stopped."""
+
+        async def watch() -> None:
+            while (await request.receive())["type"] != "http.disconnect":
+                pass
+            tasks.cancel_scope.cancel()
+
+        async with background_tasks() as tasks:
+            tasks.start_soon(watch)
+            return JSONResponse(await collect(answer, parts))
+        return Response(status_code=499)  # nobody reads it
 
     async def _stream(self, parts: AsyncIterator[Part], answer: Answer) -> AsyncIterator[str]:
         try:
@@ -285,7 +309,7 @@ async def _read(request: Request) -> JsonObject:
 def _failure(error: RpcError) -> JSONResponse:
     status, kind = STATUSES.get(error.code, (500, "server_error"))
     code = CODES.get(error.code, error.code.lower())
-    body = error_body(str(error), kind, code, error.field)
+    body = error_body(str(error), kind, code, error.field or None)
     return JSONResponse(body, status, failure_headers(error))
 
 

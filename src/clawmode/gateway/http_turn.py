@@ -38,9 +38,10 @@ MAX_HELD = 256
 DAY_MS = 86_400_000
 
 ASKING = (
-    "This run waits for a person: {titles}. Answer with `clawmode chat --session {session}` or "
-    "another client of the gateway that may approve calls. The run continues after the answer; "
-    "send another message to this conversation to get the result."
+    "This run waits for a person: {titles}. Answer on the control page (`clawmode dashboard`), by "
+    "`clawmode chat --session {session}`, or with another client of the gateway that may approve "
+    "calls. The run continues after the answer; send another message to this conversation to get "
+    "the result."
 )
 
 
@@ -179,9 +180,13 @@ class HttpTurns:
         except BaseException:
             self._gateway.leave(client)
             raise
-        row = await self._gateway.ledger.run(str(answer["runId"]))
+        run_id = str(answer["runId"])
+        if (held := self._held.pop(run_id, None)) is not None:  # the request was repeated
+            self._gateway.leave(client)
+            return held
+        row = await self._gateway.ledger.run(run_id)
         key = str(answer.get("sessionKey") or (row.session_key if row else request.session_key))
-        return HttpTurn(client, str(answer["runId"]), key)
+        return HttpTurn(client, run_id, key)
 
     async def _continue(self, token: Token, results: dict[str, JsonValue]) -> HttpTurn:
         turns = [
@@ -206,7 +211,7 @@ class HttpTurns:
     async def parts(self, turn: HttpTurn) -> AsyncIterator[Part]:
         """Yields what the run says until it ends, or needs the client or a person.
 
-        If the reader goes away before that, the run is stopped.
+        If the reader goes away before that, the run is stopped, unless another request started it.
         """
         turn.responses += 1
         finished = False
@@ -215,7 +220,7 @@ class HttpTurns:
                 finished = isinstance(part, EndPart)
                 yield part
         finally:
-            if not finished:
+            if not finished and turn.run_id in turn.client.runs:
                 with anyio.CancelScope(shield=True), suppress(ClawmodeError):
                     await self.call(turn.client, "chat.abort", {"runId": turn.run_id})
             if turn.run_id not in self._held:
@@ -223,13 +228,18 @@ class HttpTurns:
 
     async def _follow(self, turn: HttpTurn) -> AsyncIterator[Part]:
         asked_since, said, ended = 0.0, False, False
+        for call in turn.calls.values():
+            yield call  # the client has left it without a result
         while True:
             event = await self._next_event(turn, GATHER_SECONDS if turn.calls else POLL_SECONDS)
             if event is None and turn.calls:
                 self._hold(turn)
                 yield EndPart("tool_calls", {})
                 return
-            if event is None:
+            run = self._gateway.host.runtime.find(turn.run_id)
+            # A repeated request gets no events, because another client started the run.
+            is_over = run is None or run.ended.is_set()
+            if event is None and not is_over:
                 titles = self._questions(turn)
                 asked_since = (asked_since or time.monotonic()) if titles else 0.0
                 if titles and time.monotonic() - asked_since > PATIENCE_SECONDS:
@@ -238,7 +248,7 @@ class HttpTurns:
                     yield EndPart("stop", {})
                     return
                 continue
-            match self._part_of(turn, *event):
+            match self._part_of(turn, *event) if event else "end":
                 case TextPart(text):
                     yield TextPart("\n\n" * ended + text)
                     said, ended = True, False

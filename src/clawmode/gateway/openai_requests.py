@@ -6,7 +6,7 @@ would notice; all others are ignored.
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 from clawmode.messages import IMAGE_TYPES, BadMessage, Image
@@ -74,7 +74,8 @@ def read_chat(body: JsonObject) -> OpenAiRequest:
         RpcError: A parameter is wrong, or is not supported.
     """
     messages = _list(body, "messages", required=True)
-    _refuse_others(body, "response_format", _get(body, "response_format"))
+    _refuse_others(body, "response_format", _object(body, "response_format"))
+    options = _object(body, "stream_options")
     system: list[str] = []
     history: list[tuple[str, str]] = []
     fresh: list[tuple[str, tuple[Image, ...]]] = []
@@ -95,18 +96,14 @@ def read_chat(body: JsonObject) -> OpenAiRequest:
                 fresh.clear()
                 results.clear()
             case "tool":
-                call_id = each.get("tool_call_id")
-                if not isinstance(call_id, str):
-                    raise wrong(f"{where}.tool_call_id", "expected the id of a call")
-                results[call_id] = _value(text)
+                results[_call_id(each, "tool_call_id", where)] = _value(text)
             case _:
                 raise wrong(f"{where}.role", "expected system, developer, user, assistant or tool")
-    options = body.get("stream_options")
     return OpenAiRequest(
         **_common(body, fresh, results),
         system="\n\n".join(system),
         history=tuple(history),
-        stream_usage=isinstance(options, dict) and options.get("include_usage") is True,
+        stream_usage=_flag(options, "include_usage", "stream_options."),
     )
 
 
@@ -119,10 +116,10 @@ def read_response(body: JsonObject) -> OpenAiRequest:
     Raises:
         RpcError: A parameter is wrong, or is not supported.
     """
-    text_format = body.get("text")
-    _refuse_others(body, "text.format", _get(text_format, "format"))
+    text_format = _object(_object(body, "text"), "format", "text.")
+    _refuse_others(body, "text.format", text_format)
     given = body.get("input")
-    rows = [{"role": "user", "content": given}] if isinstance(given, str) else given
+    rows: JsonValue = [{"role": "user", "content": given}] if isinstance(given, str) else given
     if not isinstance(rows, list) or not rows:
         raise wrong("input", "expected a text or a list of items")
     system = [text] if (text := _text(body, "instructions")) else []
@@ -136,7 +133,7 @@ def read_response(body: JsonObject) -> OpenAiRequest:
         kind = each.get("type", "message")
         if kind == "function_call_output":
             text, _ = _content(each.get("output"), f"{where}.output")
-            results[str(each.get("call_id"))] = _value(text)
+            results[_call_id(each, "call_id", where)] = _value(text)
         elif kind == "message" and each.get("role") in ("system", "developer"):
             system.append(_content(each.get("content"), f"{where}.content")[0])
         elif kind == "message" and each.get("role") == "assistant":
@@ -146,6 +143,8 @@ def read_response(body: JsonObject) -> OpenAiRequest:
             results.clear()
         elif kind == "message" and each.get("role") == "user":
             fresh.append(_content(each.get("content"), f"{where}.content"))
+        elif kind == "message":
+            raise wrong(f"{where}.role", "expected system, developer, user or assistant")
         elif kind not in ("function_call", "reasoning"):  # our own, which the client sends back
             raise wrong(where, f"items of the type {str(kind)[:40]!r} are not supported")
     return OpenAiRequest(
@@ -169,9 +168,6 @@ def _common(
     model = body.get("model")
     if not isinstance(model, str):
         raise wrong("model", "expected the name of an agent")
-    stream = body.get("stream")
-    if not (stream is None or isinstance(stream, bool)):
-        raise wrong("stream", "expected true or false")
     images = [image for _, found in fresh for image in found]
     if len(images) > MAX_IMAGES:
         raise wrong("messages", f"at most {MAX_IMAGES} images")
@@ -182,21 +178,22 @@ def _common(
         "functions": tuple(_functions(body)),
         "results": results,
         "user": _text(body, "user"),
-        "stream": stream is True,
+        "stream": _flag(body, "stream"),
     }
 
 
-def _refuse_others(body: JsonObject, name: str, shape: JsonValue) -> None:
+def _refuse_others(body: JsonObject, name: str, shape: JsonObject) -> None:
     for field, allowed in REFUSED.items():
         if body.get(field) not in allowed:
             raise wrong(field, f"{json.dumps(body[field])[:80]} is not supported")
-    if _get(shape, "type") not in (None, "text"):
+    if shape.get("type", "text") != "text":
         raise wrong(name, "only text is supported: ask for JSON in a message")
 
 
 def _functions(body: JsonObject) -> Iterable[JsonObject]:
     if body.get("tool_choice") == "none":
         return
+    names: set[str] = set()
     for number, each in enumerate(_list(body, "tools")):
         where = f"tools[{number}]"
         # In a chat, the function is in an object of its own.
@@ -205,12 +202,14 @@ def _functions(body: JsonObject) -> Iterable[JsonObject]:
             raise wrong(where, "only functions are supported")
         if not isinstance(about, dict) or not isinstance(about.get("name"), str):
             raise wrong(f"{where}.name", "expected the name of the function")
-        made: JsonObject = {"name": about["name"]}
-        if isinstance(about.get("description"), str):
-            made["description"] = about["description"]
-        if isinstance(about.get("parameters"), dict):
-            made["parameters"] = about["parameters"]
-        yield made
+        if about["name"] in names:
+            raise wrong(f"{where}.name", f"there are two functions {about['name'][:80]!r}")
+        names.add(about["name"])
+        yield {
+            "name": about["name"],
+            "description": _text(about, "description", f"{where}."),
+            "parameters": _object(about, "parameters", f"{where}.") or {"type": "object"},
+        }
 
 
 def _content(content: JsonValue, where: str) -> tuple[str, tuple[Image, ...]]:
@@ -222,12 +221,16 @@ def _content(content: JsonValue, where: str) -> tuple[str, tuple[Image, ...]]:
     texts: list[str] = []
     images: list[Image] = []
     for number, part in enumerate(content):
-        kind = _get(part, "type")
+        if not isinstance(part, dict):
+            raise wrong(f"{where}[{number}]", "expected an object")
+        kind = part.get("type")
         if kind in ("text", "input_text", "output_text", "refusal"):
-            texts.append(str(_get(part, "text") or _get(part, "refusal") or ""))
+            name = "refusal" if kind == "refusal" else "text"
+            texts.append(_text(part, name, f"{where}[{number}]."))
         elif kind in ("image_url", "input_image"):
-            url = _get(part, "image_url")
-            images.append(_image(_get(url, "url") or url, f"{where}[{number}]"))
+            url = part.get("image_url")
+            url = url.get("url") if isinstance(url, dict) else url
+            images.append(_image(url, f"{where}[{number}]"))
         else:
             raise wrong(f"{where}[{number}]", f"parts of the type {kind!r} are not supported")
     return "\n".join(texts), tuple(images)
@@ -256,15 +259,31 @@ def _value(text: str) -> JsonValue:
     return text
 
 
-def _text(body: JsonObject, name: str) -> str:
+def _call_id(item: JsonObject, name: str, where: str) -> str:
+    if not isinstance(value := item.get(name), str):
+        raise wrong(f"{where}.{name}", "expected the id of a call")
+    return value
+
+
+def _text(body: JsonObject, name: str, where: str = "") -> str:
     value = body.get(name)
     if not (value is None or isinstance(value, str)):
-        raise wrong(name, "expected a text")
+        raise wrong(where + name, "expected a text")
     return value or ""
 
 
-def _get(value: JsonValue, name: str) -> JsonValue:
-    return value.get(name) if isinstance(value, Mapping) else None
+def _flag(body: JsonObject, name: str, where: str = "") -> bool:
+    value = body.get(name)
+    if not (value is None or isinstance(value, bool)):
+        raise wrong(where + name, "expected true or false")
+    return value is True
+
+
+def _object(body: JsonObject, name: str, where: str = "") -> JsonObject:
+    value = body.get(name)
+    if not (value is None or isinstance(value, dict)):
+        raise wrong(where + name, "expected an object")
+    return value or {}
 
 
 def _list(body: JsonObject, name: str, *, required: bool = False) -> list[JsonValue]:

@@ -3,7 +3,7 @@
 import { connection } from "./connection.js";
 import { Now } from "./now.js";
 import { Approvals, usePendingCount } from "./approvals.js";
-import { Action, Problem, Until, html, oneLine, render, useEffect, useRef, useState } from "./parts.js";
+import { Action, Problem, Until, html, oneLine, render, useEffect, useRef, useShown, useState } from "./parts.js";
 import { useErrorBoundary } from "./preact.js";
 import { link, route, useRoute, useStatus } from "./state.js";
 
@@ -38,7 +38,9 @@ const VIEWS = {
 };
 
 function Navigation({ current, pending }) {
-  return html`<nav aria-label="Views">
+  const nav = useRef(null);
+  useShown(nav, current);
+  return html`<nav ref=${nav} aria-label="Views">
     ${Object.entries(VIEWS).map(
       ([name, { title }]) => html`<a key=${name} href=${link(name)} aria-current=${name === current ? "page" : undefined}>
         ${title}${name === "approvals" && pending > 0 && html` <span class="badge" aria-label=${`${pending} pending`}>${pending}</span>`}

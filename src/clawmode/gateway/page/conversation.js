@@ -226,10 +226,14 @@ function makeActions(state, soon, timers) {
       const answer = await read("events.since", { epoch, at });
       if (answer.reset) return;
       for (const { event, payload } of answer.events) {
-        if (event === "chat" && runs.some(({ runId }) => runId === payload.runId)) state.live.chat(payload);
+        if (!runs.some(({ runId }) => runId === payload.runId)) continue;
+        if (event === "chat") state.live.chat(payload);
+        else if (event === "agent" && payload.stream === "assistant") state.live.agent(payload);
       }
       ({ at, more } = answer);
     }
+    // The transcript has the messages that are complete.
+    for (const run of state.live.runs.values()) run.said = [];
   }
 
   function settle(entries) {
@@ -237,7 +241,7 @@ function makeActions(state, soon, timers) {
     const said = entries.filter((entry) => entry.role === "user");
     const idle = !state.runs.length && !state.waiting?.length;
     state.sent = state.sent.filter(
-      (sent) => !idle && !said.some((entry) => !sent.known.has(entry.id) && textOf(entry) === sent.text),
+      (sent) => (sent.sending || !idle) && !said.some((entry) => !sent.known.has(entry.id) && textOf(entry) === sent.text),
     );
   }
 
@@ -270,15 +274,22 @@ function makeActions(state, soon, timers) {
     },
     async send(message, images) {
       const known = new Set(state.entries.map((entry) => entry.id));
-      const shown = { text: message, images: images ?? [], at: Date.now(), known };
+      const shown = { text: message, images: images ?? [], at: Date.now(), known, sending: true };
+      const forget = () => (state.sent = state.sent.filter((sent) => sent !== shown));
       state.failed = null;
+      state.sent = [...state.sent, shown];
+      soon(); // the answer may take long: without a connection, the message waits for the next one
       const given = images?.length ? { ...reference, message, images } : { ...reference, message };
-      const answer = await connection.effect("chat.send", given);
+      const answer = await connection.effect("chat.send", given).catch((error) => {
+        forget();
+        throw error;
+      });
+      shown.sending = false;
+      if (answer.status === "command" || answer.status === "dropped") forget();
       if (answer.status === "command") state.note = answer.text || "Done.";
       else if (answer.status === "dropped") state.note = "The queue is full: the message was dropped.";
       else {
         state.note = { steered: "Passed to the running turn.", queued: "Waits for the running turn." }[answer.status];
-        state.sent = [...state.sent, shown];
       }
       await refresh();
       return answer;

@@ -28,8 +28,8 @@ const SCOPES = [
 ];
 
 export function Operation() {
-  const [part = "servers"] = useRoute().path;
-  const [, , View] = PARTS.find(([id]) => id === part) ?? PARTS[0];
+  const { path } = useRoute();
+  const [part, , View] = PARTS.find(([id]) => id === path[0]) ?? PARTS[0];
   return html`
     <div class="page operation">
       <div class="pane-head bar">

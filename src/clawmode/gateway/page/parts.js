@@ -176,6 +176,11 @@ export function Action({ run, children, kind = "", disabled = false, title }) {
   </span>`;
 }
 
+// Scrolls a navigation that is wider than the screen to its current link.
+export function useShown(nav, current) {
+  useEffect(() => nav.current.querySelector("[aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" }), [current]);
+}
+
 export function Problem({ error, retry }) {
   return html`<div class="problem" role="alert">
     <${Text} value=${error.message} limit=${600} />

@@ -1,7 +1,7 @@
 // The view "Tools": the catalog of an agent as its model sees it, and an editor for programs.
 
 import { read } from "./acts.js";
-import { Chip, Code, Empty, Json, Problem, Text, Windowed, html, oneLine, useEffect, useRef, useState } from "./parts.js";
+import { Chip, Code, Empty, Json, Problem, Text, Windowed, html, oneLine, useEffect, useRef, useShown, useState } from "./parts.js";
 import { ProgramEditor } from "./program.js";
 import { link, useRequest, useRoute } from "./state.js";
 import { count } from "./transcript.js";
@@ -13,7 +13,8 @@ const HITS = 50;
 const TYPING_MS = 200;
 
 export function Tools() {
-  const [tab = "catalog", chosen] = useRoute().path;
+  const [part, chosen] = useRoute().path;
+  const [tab] = TABS.find(([id]) => id === part) ?? TABS[0];
   const agents = useRequest("agents.list");
   const [picked, setPicked] = useState("");
   const agentId = picked || agents.data?.defaultId || "";
@@ -27,6 +28,7 @@ export function Tools() {
           </select></label>`}
         <${Tabs} base="tools" tabs=${TABS} current=${tab} />
       </div>
+      ${!agents.data && !agents.error && html`<p class="quiet" role="status">Loading…</p>`}
       ${agents.error && html`<${Problem} error=${agents.error} />`}
       ${agentId && tab === "catalog" && html`<${Catalog} key=${agentId} ...${{ agentId, chosen }} />`}
       ${agentId && tab === "prompt" && html`<${Prompt} key=${agentId} agentId=${agentId} />`}
@@ -37,7 +39,7 @@ export function Tools() {
 /** Links to the parts of a view. */
 export function Tabs({ base, tabs, current }) {
   const nav = useRef(null);
-  useEffect(() => nav.current.querySelector("[aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" }), [current]);
+  useShown(nav, current);
   return html`<nav class="tabs" ref=${nav} aria-label="Parts of this view">${tabs.map(([id, name]) => html`
     <a key=${id} href=${link(base, id)} aria-current=${id === current ? "page" : undefined}>${name}</a>`)}</nav>`;
 }
