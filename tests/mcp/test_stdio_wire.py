@@ -160,6 +160,8 @@ def test_lines_that_are_no_messages_are_answered(tmp_path: Path) -> None:
         (b"{", -32700, None),
         (b'{"jsonrpc": "2.0", "id": 5, "method": "x", "params": {"a": "\\ud800"}}', -32600, 5),
         (b'[{"jsonrpc": "2.0", "id": 6, "method": "ping"}]', -32600, None),
+        (b'{"jsonrpc": "2.0", "id": 7.5, "method": "ping"}', -32600, None),
+        (b'{"jsonrpc": "2.0", "id": null, "method": "tools/call", "params": {}}', -32600, None),
         (b"\xff\xfe", -32700, None),
         (b"[" * 100_000, -32700, None),
     ]
