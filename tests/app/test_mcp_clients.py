@@ -130,20 +130,81 @@ def test_changes_of_the_client_survive_undo(home: Path) -> None:
     assert setup.changes() == []
 
 
-def test_servers_that_were_added_later_join_the_others(home: Path) -> None:
-    before = install(home, "cursor")
+@pytest.mark.parametrize("name", ["cursor", "codex"])
+def test_servers_that_were_added_later_join_the_others(home: Path, name: str) -> None:
+    """And the entry of clawmode stays, with what the user has added to it."""
+    before = install(home, name)
+    (plan,) = find()
+    setup, file, path = ClientSetup(), plan.file, plan.path
+    setup.move(plan)
+    text = file.read_text("utf-8")
+    if name == "codex":
+        text += 'env = {MINE = "1"}\n\n[mcp_servers.b]\nurl = "https://x"\n'
+        text += '[mcp_servers.a]\ncommand = "newer"\n'
+    else:
+        added = '"b": {"url": "https://x"}, "a": {"command": "newer"}, "clawmode":'
+        text = text.replace('"clawmode":', added).replace(
+            '"args":', '"env": {"MINE": "1"}, "args":'
+        )
+    file.write_text(text, "utf-8")
+    setup.move(next(iter(find())))
+    servers = entries(file, *path)
+    assert [*servers] == ["clawmode"]
+    assert servers["clawmode"]["env"] == {"MINE": "1"}
+    moved = entries(Path(servers["clawmode"]["args"][-1]), *path)
+    assert moved == {"a": {"command": "newer"}, "b": {"url": "https://x"}}
+    (change,) = setup.changes()
+    assert Path(change.copy).read_bytes() == next(iter(before.values()))
+    setup.restore(change)
+    assert entries(file, *path) == moved
+
+
+def test_a_failed_second_move_leaves_the_first_as_it_was(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(home, "cursor")
     setup = ClientSetup()
     setup.move(next(iter(find())))
     file = home / ".cursor/mcp.json"
     text = file.read_text("utf-8").replace('"clawmode":', '"b": {"url": "https://x"}, "clawmode":')
     file.write_text(text, "utf-8")
-    setup.move(next(iter(find())))
-    servers = entries(file, "mcpServers")
-    assert [*servers] == ["clawmode"]
-    moved = entries(Path(servers["clawmode"]["args"][-1]), "mcpServers")
-    assert moved == {"a": SERVER, "b": {"url": "https://x"}}
+    (plan,) = find()
     (change,) = setup.changes()
-    assert Path(change.copy).read_bytes() == before[".cursor/mcp.json"]
+    file.chmod(0o444)
+    with pytest.raises(ConfigurationError, match="read-only"):
+        setup.move(plan)
+    assert setup.changes() == [change]
+    assert entries(Path(change.servers), "mcpServers") == {"a": SERVER}
+    assert file.read_text("utf-8") == text
+
+
+def test_an_entry_that_the_user_has_written_is_not_replaced(home: Path) -> None:
+    """It may lead to servers that are in no other file of the client."""
+    file = home / ".cursor/mcp.json"
+    file.parent.mkdir()
+    own = {"command": "clawmode", "args": ["mcp", "--mcp-config", "/mine.json"]}
+    file.write_text(json.dumps({"mcpServers": {"clawmode": own, "a": SERVER}}), "utf-8")
+    (plan,) = find()
+    with pytest.raises(ConfigurationError, match="did not add"):
+        ClientSetup().move(plan)
+    assert entries(file, "mcpServers") == {"clawmode": own, "a": SERVER}
+
+
+def test_a_file_of_two_clients_is_changed_once(home: Path) -> None:
+    install(home, "cursor")
+    (home / ".claude.json").symlink_to(home / ".cursor/mcp.json")
+    done = clawmode("setup", "--yes", "--json")
+    assert done.returncode == 0, done.stderr
+    assert [row["client"] for row in answer(done)["clients"]] == ["claude-code"]
+    assert [*entries(home / ".cursor/mcp.json", "mcpServers")] == ["clawmode"]
+
+
+def test_a_server_that_vanished_after_the_question_is_an_error(home: Path) -> None:
+    install(home, "cursor")
+    (plan,) = find()
+    plan.file.write_text('{"mcpServers": {}}', "utf-8")
+    with pytest.raises(ConfigurationError, match="try again"):
+        ClientSetup().move(plan)
 
 
 def test_what_only_the_client_can_start_stays(home: Path) -> None:
@@ -162,6 +223,77 @@ def test_what_only_the_client_can_start_stays(home: Path) -> None:
     servers = entries(file, "servers")
     assert {key: servers[key] for key in kept} == kept
     assert [*servers] == [*kept, "clawmode"]
+
+
+@pytest.mark.hostile
+@pytest.mark.parametrize(
+    ("name", "text", "moved", "kept"),
+    [
+        (  # limits that stand beside the servers would be lost
+            "opencode",
+            '{"mcp": {"a": {"command": ["x"]}, "b": {"command": ["x"]}},'
+            ' "tools": {"a_del*": false}}',
+            ["b"],
+            {"a": "other parts"},
+        ),
+        (
+            "gemini",
+            '{"mcpServers": {"a": {"command": "x"}, "b": {"command": "x"}},'
+            ' "mcp": {"excluded": ["a"]}}',
+            ["b"],
+            {"a": "mcp.excluded"},
+        ),
+        (  # relative paths would lead elsewhere
+            "cursor",
+            '{"mcpServers": {"a": {"command": "x", "envFile": ".cursor/a.env"}}}',
+            [],
+            {"a": "folder"},
+        ),
+        (  # clawmode would report these as broken
+            "cursor",
+            '{"mcpServers": {"a:b": {"command": "x"}, "a-b": {"command": "x"},'
+            ' "a b": {"command": "x"}, "c": {"command": "x", "args": 3},'
+            ' "d": {"command": "x", "env": {"K": "${UNSET_K}"}},'
+            ' "e": {"command": "x", "env": {"K": "${env:HOME}"}}}}',
+            ["a-b", "e"],
+            {"a:b": "a name of", "a b": "tool policy", "c": "args", "d": "UNSET_K"},
+        ),
+    ],
+)
+def test_a_server_that_would_mean_something_else_elsewhere_stays(
+    home: Path, name: str, text: str, moved: list[str], kept: dict[str, str]
+) -> None:
+    file = home / FILES[name][0]
+    file.parent.mkdir(parents=True)
+    file.write_text(text, "utf-8")
+    (home / ".cursor").mkdir(exist_ok=True)
+    (home / ".cursor/a.env").write_text("KEY=value\n", "utf-8")
+    (plan,) = find()
+    assert [*plan.moved] == moved
+    assert [*plan.kept] == [*kept]
+    for key, reason in kept.items():
+        assert reason in plan.kept[key]
+
+
+def test_a_client_that_would_not_start_clawmode_is_left_alone(home: Path) -> None:
+    file = home / ".gemini/settings.json"
+    file.parent.mkdir()
+    text = '{"mcpServers": {"a": {"command": "x"}}, "mcp": {"allowed": ["a"]}}'
+    file.write_text(text, "utf-8")
+    done = clawmode("setup", "--yes")
+    assert done.returncode == 1
+    assert "mcp.allowed" in done.stderr
+    assert file.read_text("utf-8") == text
+
+
+def test_a_file_that_its_owner_has_protected_is_not_replaced(home: Path) -> None:
+    before = install(home, "cursor")
+    file = home / ".cursor/mcp.json"
+    file.chmod(0o444)
+    done = clawmode("setup", "--yes")
+    assert done.returncode == 1
+    assert "read-only" in done.stderr
+    assert file.read_bytes() == before[".cursor/mcp.json"]
 
 
 def test_a_broken_file_is_one_problem_and_the_others_are_changed(home: Path) -> None:

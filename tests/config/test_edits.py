@@ -189,3 +189,20 @@ def test_whatever_the_layout_is_nothing_is_lost(
     assert edits.servers_in(moved, "json", PATH, "moved") == {key: servers[key] for key in names}
     back = edits.join(remaining, "json", PATH, moved, [*OWN])
     assert json5.parse(back, "back").value == rest | {"mcpServers": servers}
+
+
+def test_many_tables_of_toml_are_parsed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Codex writes a table for each project."""
+    parsed: list[int] = []
+    is_toml = edits._is_toml
+
+    def counted(text: str) -> bool:
+        parsed.append(len(text))
+        return is_toml(text)
+
+    monkeypatch.setattr(edits, "_is_toml", counted)
+    projects = "".join(f'# {n}\n[projects."/p{n}"]\ntrust = "yes"\n\n' for n in range(50))
+    text = f'{projects}[mcp_servers.a]\ncommand = "x"\n'
+    rest, taken = edits.split(text, "toml", ("mcp_servers",), ["a"], {})
+    assert (rest, taken) == (projects, '[mcp_servers.a]\ncommand = "x"\n')
+    assert sum(parsed) < 4 * len(text)

@@ -147,6 +147,29 @@ async def test_the_questions_of_a_task_are_answered_by_update() -> None:
         assert "input_required" in tasks.seen
 
 
+class RawState(types.Result):
+    """The answer to `tasks/get`, with the result as it was sent."""
+
+    result: dict[str, Any] | None = None
+
+
+@pytest.mark.covers("MF-8")
+async def test_the_result_of_a_task_has_no_nulls() -> None:
+    """The schemas of TypeScript clients reject null where a member is optional."""
+    about = AskTask(method="tasks/get", params=AboutTask(task_id=""))
+    async with inside(extensions=[Tasks()]) as client:
+        async with open_task(client, WRITE) as about.params.task_id:
+            results: list[dict[str, Any]] = []
+
+            async def has_ended() -> bool:
+                state = await client.session.send_request(about, RawState)
+                results.append(state.result or {})
+                return state.result is not None
+
+            await until(has_ended)
+    assert None not in [*results[-1].values(), *results[-1]["content"][0].values()]
+
+
 @pytest.mark.covers("MF-8", "MF-2")
 async def test_a_task_of_a_client_that_cannot_ask_says_so() -> None:
     async with inside(extensions=[Tasks()]) as client:

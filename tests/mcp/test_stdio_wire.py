@@ -13,7 +13,7 @@ from typing import Any
 import anyio
 import pytest
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
-from tests.support.face_driver import command, environment, open_face
+from tests.support.face_driver import TOOLS, command, environment, open_face
 from tests.support.forking import interpreter
 from tests.support.waiting import until
 
@@ -160,6 +160,8 @@ def test_lines_that_are_no_messages_are_answered(tmp_path: Path) -> None:
         (b"{", -32700, None),
         (b'{"jsonrpc": "2.0", "id": 5, "method": "x", "params": {"a": "\\ud800"}}', -32600, 5),
         (b'[{"jsonrpc": "2.0", "id": 6, "method": "ping"}]', -32600, None),
+        (b'{"jsonrpc": "2.0", "id": 7.5, "method": "ping"}', -32600, None),
+        (b'{"jsonrpc": "2.0", "id": null, "method": "tools/call", "params": {}}', -32600, None),
         (b"\xff\xfe", -32700, None),
         (b"[" * 100_000, -32700, None),
     ]
@@ -169,6 +171,22 @@ def test_lines_that_are_no_messages_are_answered(tmp_path: Path) -> None:
             told = ask(process, b"  ", sent)
             assert (told["error"]["code"], told["id"]) == (code, id_), told
         assert ask(process, line("ping", 9))["result"] == {}
+
+
+@pytest.mark.hostile
+@pytest.mark.covers("MF-4")
+@pytest.mark.parametrize("answer", [{"action": "yes"}, {"action": "accept", "content": [1]}])
+def test_an_invalid_answer_to_a_question_rejects_the_call(tmp_path: Path, answer: Any) -> None:
+    (tmp_path / "mine.py").write_text(TOOLS)
+    with running(tmp_path) as process:
+        ask(process, line("initialize", 1, **HELLO | {"capabilities": {"elicitation": {}}}))
+        code = 'return tools.write({ text: "x" }).catch((error) => error.message)'
+        call = line("tools/call", 2, name="exec", arguments={"code": code})
+        question = ask(process, line("notifications/initialized"), call)
+        assert question["method"] == "elicitation/create"
+        reply = {"jsonrpc": "2.0", "id": question["id"], "result": answer}
+        told = ask(process, json.dumps(reply).encode())
+        assert "its answer is not valid" in told["result"]["content"][0]["text"], told
 
 
 # ---- The end ----

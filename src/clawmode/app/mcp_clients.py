@@ -19,7 +19,8 @@ from typing import Any
 
 import platformdirs
 
-from clawmode.config import edits
+from clawmode.config import edits, mcp
+from clawmode.config.mcp_formats import denied_by
 from clawmode.exceptions import ConfigurationError
 from clawmode.files import staged, write_atomic
 from clawmode.types import dataclass
@@ -31,7 +32,7 @@ MAX_FILE = 8 << 20
 ADDRESSES = ("command", "url", "httpUrl", "serverUrl")
 """The keys of an entry that clawmode can connect to."""
 
-CLIENT_VARIABLES = ("${input:", "${workspaceFolder", "${userHome", "{env:", "{file:")
+CLIENT_VARIABLES = ("${input:", "${workspaceFolder", "{file:")
 """What only the client itself can fill in."""
 
 
@@ -146,7 +147,7 @@ class Change:
         path: The keys that lead to the servers.
         servers: The file that has the moved servers.
         copy: The copy of the client's file before the change.
-        digest: The hash of the file's content after the change.
+        digest: The hash of the file's content after the change; empty after another change.
     """
 
     client: str
@@ -173,36 +174,43 @@ def find(names: list[str] | None = None) -> Iterator[Plan]:
                 f"there is no client {name!r}; the known clients are {', '.join(known)}",
                 expected=", ".join(known),
             )
+    seen: set[tuple[Path, edits.Path]] = set()
     for client in CLIENTS:
         file = next((place for place in client.places() if place.is_file()), None)
-        if file is not None and (not names or client.name in names):
-            path = client.path
-            try:
-                text = _read(file)
-                if client.name == "opencode" and edits.servers_in(
-                    text, "json", ("mcp", "servers"), str(file)
-                ):
-                    path = ("mcp", "servers")  # since version 2
-                yield _plan(
-                    client, file, path, edits.servers_in(text, _syntax(file), path, str(file))
-                )
-            except ConfigurationError as error:
-                yield Plan(client=client, file=file, path=path, problem=str(error))
-
-
-def _plan(client: Client, file: Path, path: edits.Path, servers: dict[str, Any]) -> Plan:
-    moved: dict[str, str] = {}
-    kept: dict[str, str] = {}
-    for name, entry in servers.items():
-        if name == OWN_NAME:
+        if file is None or (names and client.name not in names):
             continue
+        if (file.resolve(), client.path) in seen:
+            continue  # by a symbolic link, two clients have the same file
+        seen.add((file.resolve(), client.path))
+        try:
+            data = edits.parse(_read(file), _syntax(file), str(file))
+            path = client.path
+            if client.name == "opencode" and edits.servers_of(data, ("mcp", "servers")):
+                path = ("mcp", "servers")  # since version 2
+            yield _plan(client, file, path, data)
+        except ConfigurationError as error:
+            yield Plan(client=client, file=file, path=client.path, problem=str(error))
+
+
+def _plan(client: Client, file: Path, path: edits.Path, data: Any) -> Plan:
+    servers = {k: it for k, it in edits.servers_of(data, path).items() if k != OWN_NAME}
+    plan = Plan(client=client, file=file, path=path)
+    if not servers:
+        return plan
+    if denied_by(data, path[-1], OWN_NAME):
+        text = f"`mcp.allowed` or `mcp.excluded` of {file} leaves out clawmode; change that first"
+        raise ConfigurationError(text)
+    reasons = mcp.reasons_to_stay(data, path, file, _folder())
+    for name, entry in servers.items():
         if not isinstance(entry, dict) or not any(key in entry for key in ADDRESSES):
-            kept[name] = "has no command and no URL"
+            plan.kept[name] = "has no command and no URL"
         elif used := next((it for it in CLIENT_VARIABLES if it in json.dumps(entry)), None):
-            kept[name] = f"uses {used}…, which only the client can fill in"
+            plan.kept[name] = f"uses {used}…, which only the client can fill in"
+        elif name in reasons:
+            plan.kept[name] = reasons[name]
         else:
-            moved[name] = _address(entry)
-    return Plan(client=client, file=file, path=path, moved=moved, kept=kept)
+            plan.moved[name] = _address(entry)
+    return plan
 
 
 def _address(entry: dict[str, Any]) -> str:
@@ -238,6 +246,10 @@ def _read(file: Path) -> str:
 # ---- Changing ----
 
 
+def _folder() -> Path:
+    return platformdirs.user_config_path("clawmode") / "setup"
+
+
 class ClientSetup:
     """Changes the files of clients, and remembers how to change them back.
 
@@ -246,7 +258,7 @@ class ClientSetup:
     """
 
     def __init__(self) -> None:
-        self.folder = platformdirs.user_config_path("clawmode") / "setup"
+        self.folder = _folder()
 
     def changes(self) -> list[Change]:
         """Returns the changes that were not undone, the oldest first.
@@ -274,22 +286,36 @@ class ClientSetup:
         syntax = _syntax(plan.file)
         changes = {change.file: change for change in self.changes()}
         former = changes.get(str(plan.file))
+        entries = edits.servers_in(text, syntax, plan.path, str(plan.file))
+        if not entries.keys() >= plan.moved.keys():
+            raise ConfigurationError(f"{plan.file} was changed in the meantime; try again")
         stamp = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.urandom(3).hex()}"
         servers = self.folder / f"{plan.client.name}-{stamp}{plan.file.suffix}"
         copy = self.folder / f"{plan.client.name}-{stamp}.before{plan.file.suffix}"
-        command, *args = own_command()
-        entry = plan.client.entry(command, [*args, "mcp", "--mcp-config", str(servers)])
-        rest, taken = edits.split(text, syntax, plan.path, [*plan.moved], {OWN_NAME: entry})
-        if former is not None:  # servers that were added since the last time
-            taken = edits.join(_read(Path(former.servers)), syntax, plan.path, taken)
+        own: dict[str, Any] = {}
+        if OWN_NAME not in entries:
+            command, *args = own_command()
+            arguments = [*args, "mcp", "--mcp-config", str(servers)]
+            own[OWN_NAME] = plan.client.entry(command, arguments)
+        elif former is None or json.dumps(former.servers) not in json.dumps(entries[OWN_NAME]):
+            raise ConfigurationError(
+                f"{plan.file} has a server 'clawmode' that `clawmode setup` did not add; move the "
+                "other servers into the file that its --mcp-config names"
+            )
+        else:  # the entry stays, with all that the user has added to it
+            servers = Path(former.servers)
+        rest, taken = edits.split(text, syntax, plan.path, [*plan.moved], own)
+        before = None if former is None else _read(Path(former.servers))
+        if before is not None:  # these servers were added since the last time
+            taken = edits.join(taken, syntax, plan.path, before)
         change = Change(
             client=plan.client.name,
             file=str(plan.file),
             path=[*plan.path],
             servers=str(servers),
-            # The first copy is what the user had.
             copy=str(copy) if former is None else former.copy,
-            digest=_digest(rest),
+            # The first copy lacks servers that were added since: these are put back one by one.
+            digest=hashlib.sha256(rest.encode()).hexdigest() if former is None else "",
         )
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_atomic(copy, text)
@@ -300,7 +326,10 @@ class ClientSetup:
         except ConfigurationError:  # nothing was changed, so there is nothing to undo
             self._remember([*changes.values()])
             copy.unlink()
-            servers.unlink()
+            if own or before is None:
+                servers.unlink()
+            else:
+                write_atomic(servers, before)
             raise
         return change
 
@@ -327,7 +356,10 @@ class ClientSetup:
     def _put_back(self, change: Change) -> str:
         file = Path(change.file)
         text = _read(file)
-        if _digest(text) == change.digest and Path(change.copy).exists():
+        if (
+            hashlib.sha256(text.encode()).hexdigest() == change.digest
+            and Path(change.copy).exists()
+        ):
             _replace(file, text, _read(Path(change.copy)))
             return "the file is as it was before"
         path = tuple(change.path)
@@ -348,10 +380,6 @@ def own_command() -> list[str]:
     return [found] if found else [sys.executable, "-m", "clawmode"]
 
 
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
 def _replace(file: Path, old: str, new: str) -> None:
     """Replaces the content of a file that still has the content `old`, and keeps its mode.
 
@@ -359,8 +387,11 @@ def _replace(file: Path, old: str, new: str) -> None:
     """
     target = file.resolve()
     try:
+        mode = stat.S_IMODE(target.stat().st_mode)
+        if not mode & stat.S_IWUSR:
+            raise ConfigurationError(f"{file} is read-only")
         with staged(target, new) as temporary:
-            os.chmod(temporary, stat.S_IMODE(target.stat().st_mode))
+            os.chmod(temporary, mode)
             if _read(target) != old:
                 raise ConfigurationError(f"{file} was changed at this moment; try again")
             os.replace(temporary, target)

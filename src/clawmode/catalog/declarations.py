@@ -58,7 +58,7 @@ type McpToolResult = {
   [key: string]: unknown;
 };
 
-/** An item of `content`. Read `structuredContent` where there is one. */
+/** An item of `content`. Read `structuredContent` if there is one; `image(result)` shows images. */
 type McpContent =
   | { type: "text"; text: string }
   | { type: "image" | "audio"; data: string; mimeType: string }

@@ -39,10 +39,14 @@ def servers_in(text: str, syntax: Syntax, path: Path, name: str) -> dict[str, An
     Raises:
         ConfigurationError: The file is not valid. The message does not quote the file.
     """
-    found: Any = _parse(text, syntax, name)
+    return servers_of(parse(text, syntax, name), path)
+
+
+def servers_of(data: Any, path: Path) -> dict[str, Any]:
+    """Returns the entries of the servers in a parsed file; empty if it has none."""
     for key in path:
-        found = found.get(key) if isinstance(found, dict) else None
-    return found if isinstance(found, dict) else {}
+        data = data.get(key) if isinstance(data, dict) else None
+    return data if isinstance(data, dict) else {}
 
 
 def split(
@@ -117,7 +121,8 @@ def join(text: str, syntax: Syntax, path: Path, moved: str, remove: Collection[s
     return result
 
 
-def _parse(text: str, syntax: Syntax, name: str) -> Any:
+def parse(text: str, syntax: Syntax, name: str) -> Any:
+    """Returns the data of a file. Errors do not quote the file."""
     if syntax == "json":
         try:
             return json5.parse(text, name).value if text.strip() else {}
@@ -134,7 +139,7 @@ def _parse(text: str, syntax: Syntax, name: str) -> Any:
 
 def _without(text: str, syntax: Syntax, path: Path) -> Any:
     """Returns the parsed file without its servers."""
-    data: Any = _parse(text, syntax, "")
+    data: Any = parse(text, syntax, "")
     holder = data
     for key in path[:-1]:
         holder = holder.get(key, {})
@@ -274,9 +279,9 @@ def _chunks(text: str) -> Iterator[tuple[Path, str]]:
     for match in _TABLE.finditer(text):
         start = match.start()
         if above := _COMMENTS_ABOVE.search(text, cuts[-1], start):
-            start = above.start() if _is_toml(text[: above.start()]) else start
+            start = above.start() if _is_toml(text[cuts[-1] : above.start()]) else start
         # A line of a list or of a text with several lines may look like a header too.
-        if start > cuts[-1] and _is_toml(text[:start]):
+        if start > cuts[-1] and _is_toml(text[cuts[-1] : start]):
             cuts.append(start)
     for start, end in zip(cuts, [*cuts[1:], len(text)], strict=True):
         chunk = text[start:end]

@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import field, replace
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 from clawmode.config import file as config_file
@@ -102,28 +103,14 @@ def load(
         text = str(error).partition("\n")[0]
         raise ConfigurationError(text, line=error.line, column=error.column) from None
     assert file.path is not None
-    reader = _Reader(os.environ if environment is None else environment)
-    around = reader.around
-    around.predefined = predefined(file.path)
-    around.folder = Path(around.predefined["workspaceFolder"])
-    around.inputs, around.ask = inputs_of(file.data), ask
-    mcp = file.data.get("mcp")
-    if "mcp" in file.data and (not isinstance(mcp, dict) or "servers" in mcp):
-        reader.read_own(file.data)
-    reader.read_foreign(file.data, sections_of(file.data))
-    if not reader.sections:
-        text = f"{file.path}: no servers in this file, expected mcpServers{_hint(file.data)}"
-        raise ConfigurationError(text, expected="mcpServers")
-    if not reader.found.servers and not reader.found.errors:
-        reader.found.warnings.append(ConfigWarning("mcpServers", "no servers in this file"))
+    found = _read_file(file.data, file.path, environment, ask)
     if file.document is None:
-        return reader.found
+        return found
     locator = config_file.Locator(file.document)
 
     def place(path: str) -> str:
         return "{}:{}:{}: ".format(file.path, *locator.find(path))
 
-    found = reader.found
     errors: dict[int, ConfigurationError] = {}
     for error in found.errors:
         line, column = locator.find(error.path)
@@ -140,6 +127,60 @@ def load(
         {name: [errors[id(it)] for it in listed] for name, listed in found.broken.items()},
         [replace(it, path=f"{place(it.path)}{it.path}") for it in found.warnings],
     )
+
+
+def _read_file(
+    data: Mapping[str, JsonValue],
+    path: Path,
+    environment: Mapping[str, str] | None = None,
+    ask: AskInput = lambda asked: None,
+) -> McpConfig:
+    """Like `load`, for the parsed content of a file; errors and warnings have no line."""
+    reader = _Reader(os.environ if environment is None else environment)
+    around = reader.around
+    around.predefined = predefined(path)
+    around.folder = Path(around.predefined["workspaceFolder"])
+    around.inputs, around.ask = inputs_of(data), ask
+    mcp = data.get("mcp")
+    if "mcp" in data and (not isinstance(mcp, dict) or "servers" in mcp):
+        reader.read_own(data)
+    reader.read_foreign(data, sections_of(data))
+    if not reader.sections:
+        text = f"{path}: no servers in this file, expected mcpServers{_hint(data)}"
+        raise ConfigurationError(text, expected="mcpServers")
+    if not reader.found.servers and not reader.found.errors:
+        reader.found.warnings.append(ConfigWarning("mcpServers", "no servers in this file"))
+    return reader.found
+
+
+def reasons_to_stay(
+    data: JsonObject, path: tuple[str, ...], file: Path, folder: Path
+) -> dict[str, str]:
+    """Returns why servers of another client cannot move to a file in `folder`, by their names.
+
+    There, the rest of the file is missing, and relative paths lead elsewhere.
+    """
+    servers: Any = data
+    for key in path:
+        servers = servers[key]
+    alone: JsonObject = servers
+    for key in reversed(path):
+        alone = {key: alone}
+    here = _read_file(data, file)
+    before = {server.name: server for server in here.servers}
+    after = {server.name: server for server in _read_file(alone, folder / file.name).servers}
+    reasons: dict[str, str] = {}
+    for name in servers:
+        place = join(".".join(path), name)
+        if name not in before:
+            errors = (
+                it for it in here.errors if f"{it.path}.".startswith((f"{place}.", f"{place}["))
+            )
+            error = next(errors, "`mcp.allowed` or `mcp.excluded` leaves it out")
+            reasons[name] = f"clawmode cannot use it: {error}"
+        elif before[name] != after.get(name):
+            reasons[name] = "depends on other parts of the file, or on its folder"
+    return reasons
 
 
 def _hint(data: Mapping[str, JsonValue]) -> str:

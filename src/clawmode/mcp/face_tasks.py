@@ -170,7 +170,10 @@ class ScopeTasks:
         summary = task.summary(self._ttl)
         if task.result is not None:
             result = tool_result(task.result)
-            return summary | {"result": result.model_dump(by_alias=True, mode="json")}
+            # Without nulls: strict clients accept no null in the place of an optional member.
+            return summary | {
+                "result": result.model_dump(by_alias=True, mode="json", exclude_none=True)
+            }
         if task.cancelled:
             return summary
         call = self._call(context)

@@ -190,7 +190,7 @@ class StdioWire(LineWire):
 
     async def take(self, line: bytes | None) -> None:
         from mcp.shared.message import SessionMessage
-        from mcp_types import jsonrpc_message_adapter
+        from mcp_types import JSONRPCNotification, jsonrpc_message_adapter
 
         assert self._incoming is not None
         if line is None:
@@ -198,6 +198,9 @@ class StdioWire(LineWire):
             return
         try:
             message = jsonrpc_message_adapter.validate_json(line, by_name=False)
+            # To the SDK, a request whose id is neither a string nor an integer is a notification.
+            if isinstance(message, JSONRPCNotification) and "id" in json.loads(line):
+                raise ValueError("the id is not valid")
         except ValueError:
             await self._refuse(line)
             return

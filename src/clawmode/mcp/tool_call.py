@@ -209,8 +209,9 @@ class ToolCall:
             else:
                 schema = request.requested_schema
                 answer = await session.elicit_form(request.message, schema, asked_in)
-        except MCPError as error:
-            why = shorten(message_of(error), 200)
+        except (MCPError, ValueError) as error:
+            is_told = isinstance(error, MCPError)
+            why = shorten(message_of(error), 200) if is_told else "its answer is not valid"
             self.reject(question, f"the client failed to ask ({why}). {REMEDY}")
         else:
             self.settle(question, answer)

@@ -96,9 +96,9 @@ class SetupDialog:
         elif not plan.moved and not plan.kept:
             self._say("  has no servers besides clawmode")
         for name, address in plan.moved.items():
-            self._say(f"  moves  {name}  ({address})")
+            self._say(f"  moves  {escape(name)}  ({escape(address)})")
         for name, reason in plan.kept.items():
-            self._say(f"  stays  {name}  ({reason})")
+            self._say(f"  stays  {escape(name)}  ({reason})")
         if plan.moved and not plan.client.asks:
             self._say(
                 "  This client may be unable to ask about calls: docs/guide/mcp.md, Approval."
