@@ -1,10 +1,10 @@
 """`CodeMode`, the public object: its parts, its lifetime, and the definitions for a model."""
 
-import contextlib
 import functools
 import logging
 import warnings
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, AsyncExitStack, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -35,7 +35,7 @@ from clawmode.code_mode.offer import Offer
 from clawmode.code_mode.results import CodeModeResult
 from clawmode.code_mode.run_cells import RunCells
 from clawmode.code_mode.shapes import SeenShapes
-from clawmode.code_mode.spans import CellTool
+from clawmode.code_mode.spans import CellSpan, CellTool
 from clawmode.code_mode.stores import SnapshotStore
 from clawmode.code_mode.surface import (
     Format,
@@ -128,7 +128,7 @@ class CodeMode(RunCells, AsyncResource, HasDefinitions):
             read_tools(tools),
             policy=policy,
             registry=namespaces or default_registry,
-            scopes=NamespaceContext(context, config, lambda: self._closed),
+            scopes=NamespaceContext(context, config, lambda: self._programs.closed),
             config=config,
             telemetry=telemetry,
             seen=shapes.text,
@@ -144,7 +144,7 @@ class CodeMode(RunCells, AsyncResource, HasDefinitions):
             telemetry=telemetry,
             shapes=shapes,
         )
-        self._opened = contextlib.AsyncExitStack()
+        self._opened = AsyncExitStack()
         self._changing = anyio.Lock()
         self._owns_pool = pool is None
 
@@ -220,8 +220,8 @@ class CodeMode(RunCells, AsyncResource, HasDefinitions):
         Raises:
             ConfigurationError: The object was opened before.
         """
-        async with self._changing, contextlib.AsyncExitStack() as opened:
-            if self._closed or self._life.tasks is not None:
+        async with self._changing, AsyncExitStack() as opened:
+            if self._programs.closed or self._life.tasks is not None:
                 raise ConfigurationError(REOPENED)
             if self._owns_pool:
                 await opened.enter_async_context(self._driver.pool)
@@ -250,7 +250,7 @@ class CodeMode(RunCells, AsyncResource, HasDefinitions):
 
         Cells in a durable store stay there. Idempotent; may be called from any task.
         """
-        self._closed = True
+        self._programs.closed = True
         self._offer.close()
         with anyio.CancelScope(shield=True):
             async with self._changing:
@@ -379,10 +379,15 @@ class CodeMode(RunCells, AsyncResource, HasDefinitions):
                 span.conclude(result)
         return result
 
+    def _span(self, name: CellTool, call_id: str) -> AbstractContextManager[CellSpan | None]:
+        if self._spans is None:
+            return nullcontext()
+        return self._spans.cell(name, call_id, self.context)
+
     def _require_open(self) -> None:
         # With a shared pool and without tools, there is nothing to open.
         needed = self._owns_pool or self._offer.tools or self._settings
-        if self._calls.tasks is None and needed and not self._closed:
+        if self._calls.tasks is None and needed and not self._programs.closed:
             raise NotOpen(
                 "The CodeMode is not open: use it inside `async with CodeMode(...) as code_mode:`, "
                 "or call `start()` first."

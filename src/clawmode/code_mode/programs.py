@@ -7,7 +7,7 @@ Whatever a guest does, and whatever happens to its worker or its store, the call
 import math
 import re
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from dataclasses import field
 from typing import TYPE_CHECKING
 
@@ -56,8 +56,8 @@ class Programs:
 
     Attributes:
         life: Runs hooks and waits that outlive their caller.
-        is_closed: True once the run is closed.
         waits: The pending calls of `wait`.
+        closed: True once the run is closed.
     """
 
     config: "CodeModeConfig"
@@ -68,8 +68,8 @@ class Programs:
     driver: "Driver"
     parking: "Parking"
     life: Lifetime
-    is_closed: Callable[[], bool]
     waits: Waits = field(default_factory=Waits)
+    closed: bool = False
     _left_waiting: dict[str, bool] = field(default_factory=dict[str, bool])
     """Programs that returned `waiting`, by id; True if a program waits for people only."""
 
@@ -79,7 +79,7 @@ class Programs:
         """Starts a cell and runs it until it completes, fails, or has to wait."""
         self.telemetry.execs += 1
         deadline, until, began = self._deadline(), _time_to(yield_ms), time.monotonic()
-        if self.is_closed():
+        if self.closed:
             return self.failed("runtime_unavailable", CLOSED)
         try:
             start = Start(code, check_program(code, language, self.config.languages))
@@ -132,7 +132,7 @@ class Programs:
             finally:
                 told.set()
 
-        if self.life.tasks is None or self.is_closed():
+        if self.life.tasks is None or self.closed:
             await tell()
             return
         self.life.tasks.start_soon(tell)
@@ -147,7 +147,7 @@ class Programs:
         """
         deadline, until = self._deadline(), _time_to(yield_ms)
         self.telemetry.waits += 1
-        if self.is_closed():
+        if self.closed:
             return self.failed("runtime_unavailable", CLOSED)
         given: object = run_id
         if not isinstance(given, str):

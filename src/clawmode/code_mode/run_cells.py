@@ -1,7 +1,6 @@
 """The cells of one run: their parts, wired together; and the cells listed, aborted and ended."""
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 
 from anyio.abc import TaskGroup
 
@@ -15,7 +14,7 @@ from clawmode.code_mode.offer import Offer
 from clawmode.code_mode.parking import Parking
 from clawmode.code_mode.programs import Programs
 from clawmode.code_mode.shapes import SeenShapes
-from clawmode.code_mode.spans import CellSpan, CellTool, find_recorder
+from clawmode.code_mode.spans import find_recorder
 from clawmode.code_mode.state import ProgramState
 from clawmode.code_mode.stores import SnapshotStore
 from clawmode.code_mode.telemetry import Telemetry
@@ -59,7 +58,6 @@ class RunCells:
         self._spans = find_recorder()
         if self._spans is not None:
             executor.watchers.append(self._spans)
-        self._closed = False
         self._shapes = shapes
         self._offer = offer
         gate = Gate(executor, context, config)
@@ -96,16 +94,10 @@ class RunCells:
             driver=self._driver,
             parking=self._parking,
             life=self._life,
-            is_closed=lambda: self._closed,
         )
 
     def _use_bridge(self, bridge: Bridge) -> None:
         self._calls.bridge = bridge
-
-    def _span(self, name: CellTool, call_id: str) -> AbstractContextManager[CellSpan | None]:
-        if self._spans is None:
-            return nullcontext()
-        return self._spans.cell(name, call_id, self.context)
 
     # ---- Now ----
 
@@ -211,7 +203,7 @@ class RunCells:
 
     async def _leave(self, tasks: TaskGroup) -> None:
         """Ends running cells, and those that are parked in memory."""
-        self._closed = True
+        self._programs.closed = True
         try:
             await self._driver.exits.abort_all()
             if not self._parking.store.durable:
