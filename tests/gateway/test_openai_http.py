@@ -148,7 +148,8 @@ async def test_functions_of_the_client_are_called_from_programs(tmp_path: Path) 
         Turn("I look.", call("exec", {"code": LOOK})),
         lambda request: Turn(f"It is {request.last_result()['value']}."),
     ]
-    async with served(tmp_path, script, rules={"codeMode": True}) as (client, it):
+    rules = {"codeMode": True, "approve": "ask"}  # the client decides about its functions
+    async with served(tmp_path, script, rules=rules) as (client, it):
         messages: list[Any] = [{"role": "user", "content": "The weather?"}]
         first = await client.chat.completions.create(
             model="main", messages=messages, tools=[WEATHER]

@@ -209,6 +209,8 @@ def _functions(body: JsonObject) -> Iterable[JsonObject]:
             "name": about["name"],
             "description": _text(about, "description", f"{where}."),
             "parameters": _object(about, "parameters", f"{where}.") or {"type": "object"},
+            # The call has no effect here: the client gets it, and makes or refuses it itself.
+            "effect": "read",
         }
 
 
