@@ -243,7 +243,8 @@ def _tool(session: Session[_Entry[AgentDepsT]], definition: ToolDefinition) -> T
         return await entry.call(part, approved=call.approved)
 
     return session.tool(
-        *(*described, run),
+        *described,
+        run,
         output_schema=definition.return_schema,
         effect="read" if annotations.get("readOnlyHint") is True else None,
     )
