@@ -90,10 +90,10 @@ async def test_the_commands_make_and_describe_the_database(
     admin.execute("drop schema clawmode cascade")
     secret = {"DATABASE_URL": database}
     status, said, _ = await command(tmp_path, "migrate", state="${DATABASE_URL}", **secret)
-    assert (status, "version 3" in said) == (0, True)
+    assert (status, "version 4" in said) == (0, True)
     status, said, _ = await command(tmp_path, "check", "--json", state="${DATABASE_URL}", **secret)
     found = json.loads(said)
-    assert (status, found["version"], found["parked"], found["nodes"]) == (0, 3, 0, [])
+    assert (status, found["version"], found["parked"], found["nodes"]) == (0, 4, 0, [])
     assert "password" not in psycopg.conninfo.conninfo_to_dict(database) or (
         str(psycopg.conninfo.conninfo_to_dict(database)["password"]) not in said
     )
