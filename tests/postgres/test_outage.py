@@ -211,6 +211,34 @@ async def test_the_end_of_a_stored_program_is_told_when_it_is_stored(
     assert it.world.done == ["slow"]
 
 
+@pytest.mark.covers("DU-15")
+@pytest.mark.parametrize("fails", [False, True])
+async def test_a_result_whose_end_was_stored_is_told_here_though_the_answer_was_lost(
+    site: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    monkeypatch.setattr(connection.Connection, "patience", 0.4)
+    async with site() as it:
+        told: list[CodeModeResult] = []
+
+        async def run() -> None:
+            end = "throw new Error(told)" if fails else "return told"
+            told.append(await it.here.exec(f"const told = await tools.slow(); text(told); {end}"))
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(run)
+            await until(lambda: it.world.done == ["slow"])
+            it.proxy.change("half")  # statements arrive, and answers do not
+            it.world.go.set()
+        assert (told[0].status, len(told[0].output)) == ("waiting", 1)
+        await it.mend()
+        assert (await it.there.wait(told[0].run_id)).error.endswith("has ended.")
+        ended = await it.finish(it.here, told[0])
+    assert (ended.value, "slowly" in str(ended.error)) == (
+        (None, True) if fails else ("slowly", False)
+    )
+    assert (ended.output, ended.notes) == ([], [])
+
+
 @pytest.mark.covers("DU-13")
 async def test_an_abort_elsewhere_reaches_a_node_that_was_cut_off(
     site: Callable[..., Any], monkeypatch: pytest.MonkeyPatch

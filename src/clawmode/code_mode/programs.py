@@ -172,6 +172,8 @@ class Programs:
             # Known before the claim, which leaves programs of other builds alone.
             await self.driver.pool.ready()
             await self.driver.exits.catch_up(run_id)
+            if (ended := self.parking.untold.pop(run_id, None)) is not None:
+                return await self._result(ended, self._outcome(ended))
             cell = await self.driver.exits.claim(run_id)
             if not isinstance(cell, Cell):
                 return self._refused(run_id, cell, await self._ledger(run_id, cell))
@@ -186,6 +188,13 @@ class Programs:
         cell.unheard = waiting.left
         waiting.on_leave = lambda: self.driver.leave(cell)
         return await self._result(cell, self.driver.resume(cell, deadline, until))
+
+    async def _outcome(self, cell: Cell) -> Completion | Failure | None:
+        """Returns how a cell ended whose result was `waiting`, with all its output."""
+        self.driver.exits.forget(cell.id)
+        cell.forget_output()
+        cell.notes = []
+        return cell.outcome
 
     async def _ledger(self, run_id: str, why: Refusal) -> Ledger | None:
         here, stored = self.driver.exits.ledgers.get(run_id), await self.parking.ledger(run_id)
