@@ -540,8 +540,6 @@ class CodeMode(AsyncResource, HasDefinitions):
         with self._span("wait", call_id) as span:
             self._require_open()
             result = self._with_news(await self._programs.wait(run_id, yield_ms))
-            if self._shapes.changed:
-                await self._shapes.save()
             if span is not None:
                 span.conclude(result)
         return result

@@ -159,11 +159,20 @@ class Programs:
         if not free or run_id in self.driver.active:
             return self._refused(run_id, "busy")
         result = await self.waits.make(
-            run_id, self.life.tasks, lambda waiting: self._resume(run_id, waiting, deadline, until)
+            run_id, self.life.tasks, lambda waiting: self._wait(run_id, waiting, deadline, until)
         )
         return result or self.failed(
             "aborted", CLOSED, ledger=self.driver.exits.ledgers.get(run_id)
         )
+
+    async def _wait(
+        self, run_id: str, waiting: PendingWait, deadline: float, until: float
+    ) -> CodeModeResult:
+        result = await self._resume(run_id, waiting, deadline, until)
+        # Here, because the store may be mute: a caller who gives up must not lose the result.
+        if (shapes := self.calls.shapes) is not None and shapes.changed:
+            await shapes.save()
+        return result
 
     async def _resume(
         self, run_id: str, waiting: PendingWait, deadline: float, until: float
