@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,39 @@ async def test_programs_move_to_the_database_and_back_and_go_on_there(
         assert (await code_mode.wait(names[1])).unwrap() == 42
     store.close()
     folder.close()
+
+
+@pytest.mark.covers("PG-13")
+async def test_a_move_that_was_interrupted_is_repeated_though_a_program_has_gone_on(
+    database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, store = SqliteStore(tmp_path, keys=KEYS), PostgresStore(database, keys=KEYS)
+    me, you = await folder.join(), await store.join()
+    for name in ("cm_1", "cm_2"):
+        marked = StoredCell(
+            id=name, scope=CONTEXT.scope, ttl=60, record=b"r", snapshot=b"s", mark=name.encode()
+        )
+        await folder.park(marked, me, 9, again=False)
+
+    async def interrupted(*_: object) -> bool:
+        raise KeyError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(folder, "discard", interrupted)
+        with pytest.raises(KeyError):
+            await move_programs(folder, store)
+    (there,) = await store.cells()
+    claimed = await store.claim(there.id, CONTEXT.scope, you)
+    assert isinstance(claimed, StoredCell)
+    assert await store.take(there.id, you, claimed.fence, seen=claimed.mark, keep=True)
+    await store.park(replace(claimed, mark=b"later"), you, 9, again=True)
+    assert await move_programs(folder, store) == (2, 0, [])
+    assert await folder.cells() == []
+    kept = await store.claim(there.id, CONTEXT.scope, you)
+    assert isinstance(kept, StoredCell)
+    assert kept.mark == b"later"
+    folder.close()
+    store.close()
 
 
 @pytest.mark.covers("PG-13")
