@@ -127,12 +127,15 @@ def test_a_checker_blames_a_program_that_acted_and_cannot_be_found() -> None:
 
 
 def test_a_checker_forgives_the_loss_of_a_held_program_only_if_it_changed_nothing() -> None:
-    held = replace(WAITING, result={**WAITING.result, "notes": [HELD.format("No store.")]})
+    notes = [HELD.format("No store.")]
+    held = replace(WAITING, node="n0", result={**WAITING.result, "notes": notes})
     told = [held, refused("p", "unknown")]
     verdict = check([PROGRAM], HAPPENED[2:], told, "effects")
     assert (verdict.problems, verdict.counts["died with its node, told so"]) == ([], 1)
     assert check([PROGRAM], HAPPENED, told, "effects").counts["lost"] == 1
     assert check([PROGRAM], [], told[1:], "effects").counts["lost"] == 1
+    alive = [replace(telling, node="n0") for telling in told]
+    assert check([PROGRAM], [], alive, "effects").counts["lost"] == 1
 
 
 def test_the_calls_of_an_end_that_nobody_heard_are_told_by_its_ledger() -> None:

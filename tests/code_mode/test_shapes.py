@@ -7,6 +7,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 from tests.support.mcp_driver import raw
 
@@ -279,3 +280,32 @@ async def test_rows_that_were_altered_are_forgotten(pool: Pool, tmp_path: Path) 
     async with CodeMode(tools=[answer], store=store, pool=pool, context=LATER) as later:
         assert await value_of(later, SEEN) == [None, None]
         assert await value_of(later, f"await tools.answer(); {SEEN}") == [SHOWN, SHOWN]
+
+
+async def test_a_wait_that_is_cancelled_while_shapes_are_written_loses_no_result(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store may be mute, and the program has ended."""
+    writing, go = anyio.Event(), anyio.Event()
+
+    async def save(self: SeenShapes) -> None:
+        self.changed.clear()
+        writing.set()
+        await go.wait()
+
+    monkeypatch.setattr(SeenShapes, "save", save)
+
+    @tool(effect="read")
+    async def answer() -> dict[str, Any]:
+        """Answer."""
+        return ORDERS
+
+    async with CodeMode(tools=[answer], pool=pool) as code_mode:
+        parked = await code_mode.exec("await yield_control(); return (await tools.answer({})).next")
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(code_mode.wait, parked.run_id)
+            with anyio.fail_after(10):
+                await writing.wait()
+            tasks.cancel_scope.cancel()
+        go.set()
+        assert (await code_mode.wait(parked.run_id)).value == 7

@@ -383,7 +383,8 @@ class StoreStates(RuleBasedStateMachine):
         mine = known is not None and known.running and known.of(name, fence)
         try:
             if goes_on:
-                assert self.run(store.checkpoint(cell, name, again=True, have=have)) == fence
+                raised = self.run(store.checkpoint(cell, name, again=True, have=have))
+                assert raised == fence + 1
             else:
                 self.run(store.park(cell, name, LIMIT, again=True, have=have))
         except Aborted:
@@ -400,7 +401,9 @@ class StoreStates(RuleBasedStateMachine):
         assert goes_on or self.parked() < LIMIT
         for call in have:
             del known.replies[call]
-        self.put(cell, name, fence, running=goes_on)
+        self.put(cell, name, fence + goes_on, running=goes_on)
+        if goes_on:
+            self.fences[name, cell_id] = fence + 1
 
     @precondition(lambda self: self.cells)
     @rule(number=numbers, which=numbers, keep=st.booleans())

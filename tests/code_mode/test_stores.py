@@ -386,7 +386,7 @@ async def test_a_cell_whose_owner_died_continues_from_its_checkpoint(store: Snap
         "cm_1", MINE, replace(intent, id=2), fence=fence, replies=(StoredReply(3, b"three"),)
     )
     assert await store.settle("cm_1", 1, me, b"one", 99) == "kept"
-    assert await store.checkpoint(second, me, again=True, have=[1]) == fence
+    assert await store.checkpoint(second, me, again=True, have=[1]) == fence + 1
     await store.leave(me)
     claimed = await claim(store, you)
     assert (claimed.calls, claimed.mark) == ((replace(intent, id=2),), second.mark)
@@ -540,6 +540,24 @@ async def test_the_same_call_again_says_the_same_and_changes_nothing_more(
     assert await WRITES[name](store, me, seen) == first
     assert first not in (False, "gone", "full")
     assert await observe(store) == after
+
+
+@pytest.mark.covers("DU-2")
+async def test_a_checkpoint_that_arrives_late_does_not_replace_a_newer_one(
+    store: SnapshotStore,
+) -> None:
+    """Its sender gave up waiting for the answer; the network kept the statement."""
+    me, you = await store.join(), await store.join()
+    fence = await store.checkpoint(cell(), me, again=False)
+    late = cell("cm_1", MINE, StoredCall(1, me, "running", b""), fence=fence)
+    fence = await store.checkpoint(late, me, again=True)
+    newer = cell("cm_1", MINE, StoredCall(2, me, "running", b""), fence=fence)
+    await store.checkpoint(newer, me, again=True)
+    with pytest.raises(Aborted):
+        await store.checkpoint(late, me, again=True)
+    await store.leave(me)
+    claimed = await claim(store, you)
+    assert (claimed.mark, claimed.calls) == (newer.mark, newer.calls)
 
 
 @pytest.mark.covers("DU-3")

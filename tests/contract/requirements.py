@@ -323,8 +323,8 @@ _ALL: tuple[Requirement, ...] = (
         ),
         (
             "DU-2",
-            "Every claim of a cell raises its fence. A write with an old fence, or by an owner "
-            "whose call was adopted, changes nothing.",
+            "Every claim and every checkpoint of a cell raises its fence. A write with an old "
+            "fence, or by an owner whose call was adopted, changes nothing.",
         ),
         (
             "DU-3",

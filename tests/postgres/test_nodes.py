@@ -4,20 +4,24 @@ import logging
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable
 from typing import Any
 
 import anyio
+import anyio.to_thread
 import psycopg
 import pytest
 from tests.support.waiting import until
 
+from clawmode import CodeMode, RunContext
 from clawmode.code_mode.snapshots import KEY_VARIABLE, KeyRing
 from clawmode.code_mode.stores import StoredCall, StoredCell
 from clawmode.context import Scope
 from clawmode.exceptions import ConfigurationError
 from clawmode.postgres import bus, nodes
 from clawmode.postgres.cells import PostgresStore
+from clawmode.postgres.membership import STRANGERS
 
 pytestmark = pytest.mark.anyio
 
@@ -302,3 +306,45 @@ def test_notifications_are_short_whatever_cells_are_called() -> None:
     assert bus.ALL not in found
     assert bus.packed({"x" * 10_000}) == [bus.ALL]
     assert bus.packed({str(number) for number in range(5000)}) == [bus.ALL]
+
+
+async def test_an_owner_that_leaves_while_the_server_is_mute_holds_up_nobody(
+    opening: Opening, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = opening()
+    leaving, staying = await store.join(), await store.join()
+    begun, go, held_up = threading.Event(), threading.Event(), list[bool]()
+    run = store.connections.run
+
+    def mute(function: str, *args: Any, **options: Any) -> Any:
+        if function == "cm_leave":
+            begun.set()
+            held_up.append(not go.wait(3))
+        return run(function, *args, **options)
+
+    monkeypatch.setattr(store.connections, "run", mute)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(store.leave, leaving)
+        await anyio.to_thread.run_sync(begun.wait, 5)
+        await store.end("cm_1", MINE, "finished", 0)
+        await store.mark("cm_1", 1, staying, "running")  # both looked up the node in this thread
+        go.set()
+    assert held_up == [False]
+
+
+@pytest.mark.covers("PG-8")
+async def test_a_dead_node_whose_keys_no_longer_fit_computes_and_says_so(
+    opening: Opening, admin: Admin, caplog: pytest.LogCaptureFixture
+) -> None:
+    old = opening(keys=KeyRing([ONE]), name="old")
+    async with CodeMode(store=old, context=RunContext(run_id="r")) as code_mode:
+        parked = await code_mode.exec("await yield_control(); return 1")
+        admin.execute("update clawmode.cm_nodes set dead = clock_timestamp()")
+        await until(lambda: old.deaths == 1)
+        await opening(keys=KeyRing([TWO, ONE]), name="new").nodes.enter()
+        assert (await code_mode.exec("return 6 * 7")).value == 42
+        refused = await code_mode.wait(parked.run_id)
+        assert (refused.code, STRANGERS in str(refused.error)) == ("snapshot_restore_failed", True)
+        assert "new (node 2)" in caplog.text
+        admin.execute("update clawmode.cm_nodes set dead = clock_timestamp() where name = 'new'")
+        assert (await code_mode.wait(parked.run_id)).value == 1

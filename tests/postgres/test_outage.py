@@ -16,7 +16,9 @@ from tests.support.waiting import until
 
 from clawmode import Approvals, CodeMode, CodeModeConfig, CodeModeResult, Pool, RunContext, tool
 from clawmode.code_mode import exits
+from clawmode.code_mode.parking import Parking
 from clawmode.code_mode.programs import KEPT_THERE
+from clawmode.exceptions import SnapshotKeyLost
 from clawmode.postgres import connection, membership, nodes
 from clawmode.postgres.cells import PostgresStore
 from clawmode.tools.tool import Tool
@@ -209,6 +211,52 @@ async def test_the_end_of_a_stored_program_is_told_when_it_is_stored(
     expected = (None, True) if fails else ("slowly", False)
     assert (ended.value, "slowly" in str(ended.error)) == expected
     assert it.world.done == ["slow"]
+
+
+@pytest.mark.covers("DU-15")
+@pytest.mark.parametrize("fails", [False, True])
+async def test_a_result_whose_end_was_stored_is_told_here_though_the_answer_was_lost(
+    site: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    monkeypatch.setattr(connection.Connection, "patience", 0.4)
+    async with site() as it:
+        told: list[CodeModeResult] = []
+
+        async def run() -> None:
+            end = "throw new Error(told)" if fails else "return told"
+            told.append(await it.here.exec(f"const told = await tools.slow(); text(told); {end}"))
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(run)
+            await until(lambda: it.world.done == ["slow"])
+            it.proxy.change("half")  # statements arrive, and answers do not
+            it.world.go.set()
+        assert (told[0].status, len(told[0].output)) == ("waiting", 1)
+        await it.mend()
+        assert (await it.there.wait(told[0].run_id)).error.endswith("has ended.")
+        ended = await it.finish(it.here, told[0])
+    assert (ended.value, "slowly" in str(ended.error)) == (
+        (None, True) if fails else ("slowly", False)
+    )
+    assert (ended.output, ended.notes) == ([], [])
+
+
+async def test_a_claim_whose_answer_was_lost_is_forgotten_if_the_program_cannot_be_read(
+    site: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else, it would be tried for ever, before all else that the store has to be told."""
+    async with site() as it:
+        parked = await it.there.exec("await yield_control(); return 1")
+        it.cut()
+        assert (await it.here.wait(parked.run_id)).code == "snapshot_restore_failed"
+
+        def unreadable(*_: object) -> None:
+            raise SnapshotKeyLost("the key is gone")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(Parking, "_read", unreadable)
+            await it.mend()
+        assert (await it.finish(it.there, parked)).value == 1
 
 
 @pytest.mark.covers("DU-13")

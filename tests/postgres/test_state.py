@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,39 @@ async def test_programs_move_to_the_database_and_back_and_go_on_there(
 
 
 @pytest.mark.covers("PG-13")
+async def test_a_move_that_was_interrupted_is_repeated_though_a_program_has_gone_on(
+    database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, store = SqliteStore(tmp_path, keys=KEYS), PostgresStore(database, keys=KEYS)
+    me, you = await folder.join(), await store.join()
+    for name in ("cm_1", "cm_2"):
+        marked = StoredCell(
+            id=name, scope=CONTEXT.scope, ttl=60, record=b"r", snapshot=b"s", mark=name.encode()
+        )
+        await folder.park(marked, me, 9, again=False)
+
+    async def interrupted(*_: object) -> bool:
+        raise KeyError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(folder, "discard", interrupted)
+        with pytest.raises(KeyError):
+            await move_programs(folder, store)
+    (there,) = await store.cells()
+    claimed = await store.claim(there.id, CONTEXT.scope, you)
+    assert isinstance(claimed, StoredCell)
+    assert await store.take(there.id, you, claimed.fence, seen=claimed.mark, keep=True)
+    await store.park(replace(claimed, mark=b"later"), you, 9, again=True)
+    assert await move_programs(folder, store) == (2, 0, [])
+    assert await folder.cells() == []
+    kept = await store.claim(there.id, CONTEXT.scope, you)
+    assert isinstance(kept, StoredCell)
+    assert kept.mark == b"later"
+    folder.close()
+    store.close()
+
+
+@pytest.mark.covers("PG-13")
 async def test_a_program_that_is_in_use_stays_and_keys_must_fit(
     database: str, tmp_path: Path
 ) -> None:
@@ -90,10 +124,10 @@ async def test_the_commands_make_and_describe_the_database(
     admin.execute("drop schema clawmode cascade")
     secret = {"DATABASE_URL": database}
     status, said, _ = await command(tmp_path, "migrate", state="${DATABASE_URL}", **secret)
-    assert (status, "version 3" in said) == (0, True)
+    assert (status, "version 4" in said) == (0, True)
     status, said, _ = await command(tmp_path, "check", "--json", state="${DATABASE_URL}", **secret)
     found = json.loads(said)
-    assert (status, found["version"], found["parked"], found["nodes"]) == (0, 3, 0, [])
+    assert (status, found["version"], found["parked"], found["nodes"]) == (0, 4, 0, [])
     assert "password" not in psycopg.conninfo.conninfo_to_dict(database) or (
         str(psycopg.conninfo.conninfo_to_dict(database)["password"]) not in said
     )

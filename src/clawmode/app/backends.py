@@ -3,6 +3,7 @@
 Today these are programs that wait or run. Conversations, jobs and tokens stay in the state folder.
 """
 
+import contextlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -17,7 +18,7 @@ from clawmode.code_mode.shelves import Shelf, ShelfLimits
 from clawmode.code_mode.sqlite_store import SqliteStore
 from clawmode.code_mode.stores import SnapshotStore, StoredCell
 from clawmode.config.file import read_secret
-from clawmode.exceptions import ConfigurationError, naming_extras
+from clawmode.exceptions import Aborted, ConfigurationError, naming_extras
 from clawmode.types import dataclass
 
 if TYPE_CHECKING:
@@ -195,7 +196,8 @@ async def move_programs(source: Cells, target: Cells) -> Moved:
                 if cell is None:
                     busy[known.id] = None
                     continue
-                await target.park(replace(cell, fence=0), taker, MOST, again=False)
+                with contextlib.suppress(Aborted):  # moved before, and it has gone on there
+                    await target.park(replace(cell, fence=0), taker, MOST, again=False)
                 await source.discard(known.id, giver, fence)
                 moved += 1
         shelves = await source.shelves()

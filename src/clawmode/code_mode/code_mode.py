@@ -347,9 +347,14 @@ class CodeMode(RunCells, AsyncResource, HasDefinitions):
         Raises:
             NotOpen: The object is not open.
         """
-        return await self._report(
-            "exec", call_id, lambda: self._programs.exec(code, language, call_id, yield_ms)
-        )
+
+        async def run() -> CodeModeResult:
+            result = await self._programs.exec(code, language, call_id, yield_ms)
+            if self._shapes.changed:
+                await self._shapes.save()
+            return result
+
+        return await self._report("exec", call_id, run)
 
     async def wait(
         self, run_id: str, *, call_id: str = "wait", yield_ms: float | None = None
@@ -373,8 +378,6 @@ class CodeMode(RunCells, AsyncResource, HasDefinitions):
             result = await run()
             if news := self._offer.server_news():
                 result = replace(result, mcp_servers=news)
-            if self._shapes.changed:
-                await self._shapes.save()
             if span is not None:
                 span.conclude(result)
         return result

@@ -16,7 +16,13 @@ from clawmode.code_mode.ledger import Ledger
 from clawmode.code_mode.share import NO_FENCE
 from clawmode.code_mode.stores import End, Refusal
 from clawmode.code_mode.telemetry import Telemetry
-from clawmode.exceptions import Aborted, SandboxError, SnapshotError, StoreUnavailable
+from clawmode.exceptions import (
+    Aborted,
+    SandboxError,
+    SnapshotError,
+    SnapshotRefused,
+    StoreUnavailable,
+)
 from clawmode.types import dataclass
 
 if TYPE_CHECKING:
@@ -237,7 +243,8 @@ class Exits:
     async def _release(self, run_id: str) -> None:
         async with self.releasing:
             if (release := self.unreleased.get(run_id)) is not None:
-                with contextlib.suppress(Aborted):  # the run is closed: its owner has left
+                # The run is closed, so its owner has left; or we cannot read the cell.
+                with contextlib.suppress(Aborted, SnapshotRefused):
                     await release()
                 if self.unreleased.get(run_id) is release:
                     del self.unreleased[run_id]

@@ -126,7 +126,7 @@ class MemoryStore(MemoryShelves):
         self, cell: StoredCell, owner: str, *, again: bool, have: Collection[int] = ()
     ) -> int:
         with self._lock:
-            fence = cell.fence if again else 1
+            fence = cell.fence + 1 if again else 1
             if not self._known(cell, owner, again=again):
                 self._write(cell, owner, fence, have)
                 kept = self._cells[cell.id]

@@ -347,9 +347,7 @@ class Parking(Share):
         """Ends a claim: the cell stays parked, and its time to live restarts."""
         await self.store.release(cell.id, await self.owner(), cell.fence)
 
-    async def end(self, cell: Cell, end: End) -> bool:
-        """Deletes a cell, and keeps its list of calls. False if it is not ours any more."""
-        await self.be_sure(cell)
+    async def end_surely(self, cell: Cell, end: End) -> bool:
         ledger = self._seal(write_calls(cell), cell.id, "ledger")
         return await self.store.end(cell.id, self._scope, end, cell.fence, ledger)
 

@@ -159,11 +159,20 @@ class Programs:
         if not free or run_id in self.driver.active:
             return self._refused(run_id, "busy")
         result = await self.waits.make(
-            run_id, self.life.tasks, lambda waiting: self._resume(run_id, waiting, deadline, until)
+            run_id, self.life.tasks, lambda waiting: self._wait(run_id, waiting, deadline, until)
         )
         return result or self.failed(
             "aborted", CLOSED, ledger=self.driver.exits.ledgers.get(run_id)
         )
+
+    async def _wait(
+        self, run_id: str, waiting: PendingWait, deadline: float, until: float
+    ) -> CodeModeResult:
+        result = await self._resume(run_id, waiting, deadline, until)
+        # Here, because the store may be mute: a caller who gives up must not lose the result.
+        if (shapes := self.calls.shapes) is not None and shapes.changed:
+            await shapes.save()
+        return result
 
     async def _resume(
         self, run_id: str, waiting: PendingWait, deadline: float, until: float
@@ -172,6 +181,8 @@ class Programs:
             # Known before the claim, which leaves programs of other builds alone.
             await self.driver.pool.ready()
             await self.driver.exits.catch_up(run_id)
+            if (ended := self.parking.untold.pop(run_id, None)) is not None:
+                return await self._result(ended, self._outcome(ended))
             cell = await self.driver.exits.claim(run_id)
             if not isinstance(cell, Cell):
                 return self._refused(run_id, cell, await self._ledger(run_id, cell))
@@ -186,6 +197,13 @@ class Programs:
         cell.unheard = waiting.left
         waiting.on_leave = lambda: self.driver.leave(cell)
         return await self._result(cell, self.driver.resume(cell, deadline, until))
+
+    async def _outcome(self, cell: Cell) -> Completion | Failure | None:
+        """Returns how a cell ended whose result was `waiting`, with all its output."""
+        self.driver.exits.forget(cell.id)
+        cell.forget_output()
+        cell.notes = []
+        return cell.outcome
 
     async def _ledger(self, run_id: str, why: Refusal) -> Ledger | None:
         here, stored = self.driver.exits.ledgers.get(run_id), await self.parking.ledger(run_id)

@@ -7,7 +7,7 @@ import anyio
 
 from clawmode.code_mode.aborts import abort_cell, confirm
 from clawmode.code_mode.state import run_of, session_of
-from clawmode.code_mode.stores import SnapshotStore
+from clawmode.code_mode.stores import End, SnapshotStore
 from clawmode.context import RunContext
 from clawmode.exceptions import Aborted, SnapshotTooLarge, StoreUnavailable
 
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 NO_FENCE = -1
 """Fits no cell."""
+
+MAX_UNTOLD = 256
 
 
 class Share:
@@ -27,6 +29,8 @@ class Share:
 
     Attributes:
         held: The parked cells that could not be stored yet, by id: only this process has them.
+        untold: The cells whose end is stored, and whose outcome only this process has. Bounded by
+            `MAX_UNTOLD`.
     """
 
     def __init__(self, store: SnapshotStore, context: RunContext) -> None:
@@ -36,6 +40,7 @@ class Share:
         self._joining = anyio.Lock(fast_acquire=True)
         self._closed = False
         self.held: dict[str, Cell] = {}
+        self.untold: dict[str, Cell] = {}
 
     async def owner(self) -> str:
         """Returns the name of this run as an owner of cells and calls.
@@ -78,7 +83,11 @@ class Share:
             try:
                 await self.be_sure(cell)
             except Aborted:
-                pass
+                # Perhaps the end of the cell was stored before, and only the answer was lost.
+                if cell.outcome is not None and await self.end_surely(cell, "finished"):
+                    self.untold[run_id] = cell
+                    if len(self.untold) > MAX_UNTOLD:
+                        del self.untold[next(iter(self.untold))]
             except SnapshotTooLarge as error:
                 raise StoreUnavailable(str(error)) from None
             self.held.pop(run_id, None)
@@ -94,6 +103,15 @@ class Share:
             return True
         ended = await self.store.ended(run_id, self._scope)
         return ended is not None and ended.end == "finished"
+
+    async def end(self, cell: "Cell", end: End) -> bool:
+        """Deletes a cell, and keeps its list of calls. False if it is not ours any more."""
+        await self.be_sure(cell)
+        return await self.end_surely(cell, end)
+
+    async def end_surely(self, cell: "Cell", end: End) -> bool:
+        """Ends a cell like `end`, without what the store does not know yet."""
+        raise NotImplementedError
 
     @property
     def name(self) -> str:

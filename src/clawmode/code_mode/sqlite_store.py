@@ -190,7 +190,7 @@ class SqliteStore(SqliteShelves):
         self, cell: StoredCell, owner: str, *, again: bool, have: Collection[int] = ()
     ) -> int:
         with self._transaction() as database:
-            fence = cell.fence if again else 1
+            fence = cell.fence + 1 if again else 1
             if not tables.is_written(database, cell, owner, again=again):
                 now = self._clock()
                 tables.write_cell(database, cell, owner, have, now, running=True, fence=fence)

@@ -224,9 +224,10 @@ class SnapshotStore(ShelfStore, Protocol):
     async def checkpoint(
         self, cell: StoredCell, owner: str, *, again: bool, have: Collection[int] = ()
     ) -> int:
-        """Stores a cell like `park`, while `owner` goes on to run it. Returns its fence.
+        """Stores a cell like `park`, while `owner` goes on to run it. Returns its new fence.
 
-        If `owner` dies, the next claim gets the cell as it was stored here.
+        If `owner` dies, the next claim gets the cell as it was stored here. The fence is raised: an
+        earlier checkpoint that the network delivers late must not replace this one.
 
         Raises:
             Aborted: The cell has ended, or somebody else has it.

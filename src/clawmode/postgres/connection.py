@@ -321,11 +321,11 @@ class Connections:
             limiter.acquire_on_behalf_of_nowait(token)
         except anyio.WouldBlock:
             if limiter.statistics().tasks_waiting >= WAITING:
-                raise unavailable(f"{STORE} is overloaded: try again.") from None
+                raise unavailable(f"{STORE} is overloaded: try again.", unsent=True) from None
             with anyio.move_on_after(QUEUE_SECONDS) as waiting:
                 await limiter.acquire_on_behalf_of(token)
             if waiting.cancelled_caught:
-                raise unavailable(f"{STORE} is overloaded: try again.") from None
+                raise unavailable(f"{STORE} is overloaded: try again.", unsent=True) from None
         try:
             return await anyio.to_thread.run_sync(
                 lambda: self.run(function, *args, repeats=repeats),

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import field
 
 from clawmode.code_mode.snapshots import KeyRing
-from clawmode.exceptions import StoreUnavailable
+from clawmode.exceptions import ConfigurationError, StoreUnavailable
 from clawmode.postgres import migrations
 from clawmode.postgres.bus import FleetBus
 from clawmode.postgres.connection import (
@@ -27,12 +27,18 @@ from clawmode.postgres.connection import (
     unavailable,
 )
 from clawmode.postgres.nodes import Node
+from clawmode.postgres.reasons import STORE
 from clawmode.types import dataclass
 
 logger = logging.getLogger("clawmode.postgres")
 
 REACHED_SECONDS = 3.0
 """After how long without an answer the database counts as unreachable."""
+
+STRANGERS = (
+    f"{STORE} cannot be used: this process and another node do not have each other's snapshot key. "
+    "The log names the node."
+)
 
 _OWNER = re.compile(r"(-?[0-9]{1,18})\.([0-9]{1,9})")
 
@@ -106,6 +112,7 @@ class Membership:
     def _forget(self) -> None:
         self.bus.forget()
         self._lock = threading.RLock()
+        self._leaves = threading.Lock()
         self._node: Node | None = None
         self.checked = False
         self._shares: dict[str, tuple[int, Share]] = {}
@@ -177,27 +184,36 @@ class Membership:
 
         Raises:
             StoreUnavailable: The server cannot be reached, or the schema does not fit.
-            ConfigurationError: A living node lacks our key, or we lack its key.
+            ConfigurationError: A living node lacks our key, or we lack its key. If this process was
+                a node before, that is `StoreUnavailable`: its programs still compute and read.
         """
         with self._lock:
             if self._node is None or self._node.dead:
                 if self._node is not None:
                     self._died(self._node)
                 self.check()
-                ring = self._keys()
-                self._node = Node(
-                    self._connections,
-                    self._name,
-                    ring.ids,
-                    listens=self._listen,
-                    images=lambda: sorted(self.images),
-                    deliver=self.bus.deliver,
-                    died=self._died,
-                    chores=self._retry_leaves,
-                )
+                try:
+                    self._node = self._new_node()
+                except ConfigurationError as error:
+                    if not self.deaths:
+                        raise
+                    logger.error("cannot become a node again: %s", error)
+                    raise unavailable(STRANGERS, unsent=True) from None
                 if self._draining:
                     self._connections.run("cm_drain_node", self._node.id)
             return self._node.id
+
+    def _new_node(self) -> Node:
+        return Node(
+            self._connections,
+            self._name,
+            self._keys().ids,
+            listens=self._listen,
+            images=lambda: sorted(self.images),
+            deliver=self.bus.deliver,
+            died=self._died,
+            chores=self._retry_leaves,
+        )
 
     def drain(self) -> None:
         """Lets others know that this process takes no new work. Blocks."""
@@ -264,11 +280,12 @@ class Membership:
             self._names.pop(part, None)
             if part and self._node is not None and not self._node.dead:
                 self._leaving.append((self._node.id, part, [*share.held]))
-            self._retry_leaves()
+        self._retry_leaves()
 
     def _retry_leaves(self) -> None:
         """Gives back what owners had that left while the server could not be reached, too."""
-        with self._lock:
+        # Not under the lock that the event loop takes: the server may be mute.
+        with self._leaves:
             while self._leaving:
                 self._connections.run("cm_leave", *self._leaving[0])
                 del self._leaving[0]

@@ -137,11 +137,8 @@ def check(
     happened = Counter((effect.kind, effect.key) for effect in effects)
     told: defaultdict[str, list[Telling]] = defaultdict(list)
     heard: defaultdict[str, list[Telling]] = defaultdict(list)
-    held: set[str] = set()
     for telling in tellings:
         heard[telling.program].append(telling)
-        if telling.held:
-            held.add(telling.program)
         if telling.end not in (WAITING, AGAIN):
             told[telling.program].append(telling)
     for program in programs:
@@ -151,8 +148,7 @@ def check(
         acted = [
             key for key, kind in program.calls.items() if kind != "look" and happened[kind, key]
         ]
-        if program.name in held and not acted and {each.end for each in ends} == {"unknown"}:
-            # Its node died before its store was back. It has changed nothing.
+        if not acted and _died_with_its_holder(heard[program.name], ends):
             verdict.counts["died with its node, told so"] += 1
             continue
         account = _end_of(program, ends, durability, happened, verdict)
@@ -171,6 +167,13 @@ def check(
             verdict.problems += map(str, heard[program.name])
             verdict.problems.append(f"{program.source}\nhas acted: {acted}")
     return verdict
+
+
+def _died_with_its_holder(heard: list[Telling], ends: list[Telling]) -> bool:
+    """True if the node that kept a program for its store died before: no living one knows of it."""
+    holders = {telling.node for telling in heard if telling.held}
+    told_by = {telling.node for telling in ends}
+    return bool(holders) and {it.end for it in ends} == {"unknown"} and not told_by & holders
 
 
 def _end_of(
