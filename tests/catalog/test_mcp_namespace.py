@@ -352,11 +352,8 @@ return [calls(await MCP.$search("create an issue", { limit: 1 })),
     assert none == []
     assert snapshot == [["tool", "MCP.chromeDevtools.takeSnapshot({})"]]
     assert hit == {
-        "id": "mcp:github:create_issue",
         "name": "create_issue",
         "description": "Do create_issue.",
-        "source": "mcp",
-        "sourceName": "github",
         "kind": "tool",
         "call": issue,
     }

@@ -367,3 +367,9 @@ def test_a_misspelt_name_among_ten_thousand_is_compared_with_few(
 def test_another_ranker_can_take_its_place() -> None:
     ranker: Ranker = SearchIndex(TOOLS)
     assert ranker.search("invoice", 1)[0][0] == NAMES.index("create_invoice")
+
+
+@pytest.mark.hostile
+def test_a_tool_that_repeats_a_word_does_not_win_it() -> None:
+    stuffed = [*TOOLS, Document("best", "", "invoice " * 100_000, "invoice " * 100_000)]
+    assert find("invoice", among=stuffed)[0] == "create_invoice"

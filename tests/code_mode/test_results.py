@@ -1027,7 +1027,16 @@ def test_a_value_of_another_type_is_refused_with_its_place() -> None:
     [
         ({"value": 3}, '{"status":"completed","value":3}'),
         ({"value": "plain é"}, '{"status":"completed","value":"plain é"}'),
-        ({}, '{"status":"completed","value":null}'),
+        (
+            {},
+            '{"status":"completed","value":null,'
+            '"hint":"Null or nothing was returned: `return` what you want to read."}',
+        ),
+        (
+            {"attachments": [{"mimeType": "image/png", "data": "AAAA"}]},
+            '{"status":"completed","value":null,'
+            '"attachments":[{"mimeType":"image/png","bytes":3}]}',
+        ),
         (
             {
                 "output": [
@@ -1049,6 +1058,7 @@ def test_a_model_reads_text_as_text_and_values_as_json(result: Any, text: str) -
     read = read_compact(text)
     assert (read["status"], read.get("value")) == ("completed", result.get("value"))
     assert made.to_json()["telemetry"] == {"execCount": 1}
+    assert "hint" not in made.to_json() | read
 
 
 @pytest.mark.hostile

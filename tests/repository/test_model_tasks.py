@@ -14,6 +14,10 @@ from bench.model_tasks.runs import SURFACES, Office, open_office, oracle
 from bench.model_tasks.tasks import TASKS, Outcome
 from bench.model_tasks.world import World
 
+from clawmode.agent.requests import AgentRequest
+from clawmode.agent.run import idle_limit, time_limit
+from clawmode.config.agents import AgentOptions
+
 pytestmark = pytest.mark.anyio
 ROOT = Path(__file__).parents[2]
 MAX_RESULT_BYTES = 150
@@ -77,6 +81,11 @@ async def test_a_person_at_the_desk_plays_the_model(office: Office, tmp_path: Pa
     assert end.startswith("The task has ended")
     assert run.solved
     assert run.figures.requests == 2
+
+
+def test_a_person_at_the_desk_may_think_longer_than_a_model() -> None:
+    agent, request = AgentOptions(), AgentRequest()
+    assert idle_limit(Player.limits, agent, request) == time_limit(agent, request)
 
 
 def test_the_command_prints_a_table_and_where_code_mode_loses() -> None:

@@ -275,9 +275,9 @@ class McpNamespace:
         found: list[JsonObject] = []
         for hit in finder.search(query, limit):
             tool = finder.resolve(str(hit["id"]))
+            del hit["id"], hit["source"], hit["sourceName"]  # programs use `call`
             entry = entries.get(tool.id)
             if entry is not None and entry.tool is tool:
-                del hit["id"]  # nothing can be called by it
                 call = f"MCP.{self._identifiers[tool.owner]}.{entry.call}"
                 found.append(hit | {"kind": entry.kind, "call": call})
             else:

@@ -13,7 +13,7 @@ and this one needs no library and no second copy of the texts.
 import math
 import re
 from array import array
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from heapq import nsmallest
 from itertools import chain, pairwise
@@ -51,6 +51,8 @@ MIN_RARITY_BASE = 20  # with fewer documents, document frequencies say little ab
 
 # Bounds on the cost of untrusted text.
 MAX_FIELD_CHARS = 4_000
+MAX_REPEATS = 4
+"""How often a word of a text counts: otherwise a tool that repeats a word wins it."""
 MAX_QUERY_CHARS = 1_000
 MAX_QUERY_TERMS = 128
 MAX_CLAUSES = 8
@@ -382,8 +384,8 @@ def _read_field(texts: Sequence[str], weight: float, b: float) -> _Field:
     for position, text in enumerate(texts):
         found = split_words(text[:MAX_FIELD_CHARS])
         lengths.append(len(found))
-        for word in found:
-            words[word].append(position)
+        for word, count in Counter(found).items():
+            words[word].extend([position] * min(count, MAX_REPEATS))
     places: dict[str, array[int]] = {}
     for word, positions in words.items():
         for term in terms_and_forms(word):

@@ -19,6 +19,7 @@ EMIT_LESS = (
     "Filter or slice in the program; `store(key, value)` keeps data for the next program, which "
     "can `load(key)` a part of it."
 )
+NOTHING = "Null or nothing was returned: `return` what you want to read."
 MAX_ESCAPES = 8
 """How many characters JSON may add to a text value, two of them the quotes."""
 
@@ -163,7 +164,8 @@ def compact(result: CodeModeResult | Mapping[str, JsonValue]) -> str:
     The line is ours, so no text of a program or of a tool can imitate it. It has no telemetry. Of
     the calls it lists those that matter for the next step: calls that have not started and reads
     that are done are counted. Output over the limit is cut to its beginning. A text as value
-    follows the output if JSON would have to escape it; `valueChars` is its length.
+    follows the output if JSON would have to escape it; `valueChars` is its length. A completed
+    result without anything to read has a `hint`.
 
     Args:
         result: A result, or its JSON.
@@ -184,6 +186,8 @@ def compact(result: CodeModeResult | Mapping[str, JsonValue]) -> str:
     value = told.get("value")
     if value is None and output:
         told.pop("value", None)
+    elif "value" in told and value is None and "attachments" not in told:
+        told["hint"] = NOTHING
     elif isinstance(value, str) and len(_dump(value)) > len(value) + MAX_ESCAPES:
         del told["value"]
         told["valueChars"] = len(value)
@@ -204,6 +208,7 @@ def read_compact(text: str) -> dict[str, JsonValue]:
         raise ValueError("the first line is nested too deeply") from None
     if not isinstance(told, dict) or told.get("status") not in get_args(Status):
         raise ValueError("the first line is not that of a result")
+    told.pop("hint", None)
     if isinstance(count := told.pop("valueChars", None), int):
         told["value"] = rest[len(rest) - count :]
         rest = rest[: max(len(rest) - count - 1, 0)]
