@@ -221,7 +221,6 @@ class ToolMessage:
 
 Message: TypeAlias = UserMessage | AssistantMessage | ToolMessage
 TaggedMessage: TypeAlias = Annotated[Message, Field(discriminator="role")]
-Part: TypeAlias = Text | Thinking | Image | ToolCall
 
 
 # ---- JSON ----

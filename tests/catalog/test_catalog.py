@@ -1,6 +1,5 @@
 """The catalog: ids, names, views, lookup and the index of one run's tools."""
 
-import hashlib
 import json
 import random
 import re
@@ -55,6 +54,10 @@ def client(name: str, description: str = "", *keys: str, owner: str = "") -> Too
     return tool(name, description, *keys, source="client", owner=owner)
 
 
+def all_tools(catalog: Catalog) -> list[dict[str, JsonValue]]:
+    return json.loads(catalog.all_tools_json)
+
+
 TOOLS = [
     tool("read", "Read a local file", "path", label="Reader"),
     tool("exec", "Run a shell command", "command"),
@@ -89,16 +92,14 @@ def test_the_order_of_the_tools_changes_nothing() -> None:
     shuffled = random.Random(1).sample(TOOLS, len(TOOLS))
     one, other = Catalog(TOOLS), Catalog(iter(shuffled))
     assert one.entries == other.entries
-    assert one.all_tools() == other.all_tools()
     assert one.all_tools_json == other.all_tools_json
-    assert one.digest == other.digest
     assert one.convenience() == other.convenience()
     assert one.index_text(4_000) == other.index_text(4_000)
     assert one.search("file", 8) == other.search("file", 8)
 
 
 def test_compact_entries_have_no_schemas_and_no_mcp() -> None:
-    assert Catalog(TOOLS).all_tools() == [
+    assert all_tools(Catalog(TOOLS)) == [
         {
             "id": "client:app:select_file",
             "name": "select_file",
@@ -138,18 +139,9 @@ def test_compact_entries_have_no_schemas_and_no_mcp() -> None:
 
 def test_the_json_of_the_entries_is_compact_and_made_once() -> None:
     catalog = Catalog([*TOOLS, tool("grüße", "\ud800")])
-    assert json.loads(catalog.all_tools_json) == catalog.all_tools()
+    assert json.loads(catalog.all_tools_json)[-1]["name"] == "browser-open"
     assert b'", "' not in catalog.all_tools_json
     assert catalog.all_tools_json is catalog.all_tools_json
-
-
-def test_the_digest_changes_with_what_a_program_sees_and_only_then() -> None:
-    digest = Catalog(TOOLS).digest
-    assert len(digest) == len(hashlib.sha256().hexdigest())
-    assert Catalog([*TOOLS, mcp("other")]).digest == digest
-    assert Catalog([*TOOLS, tool("other")]).digest != digest
-    assert Catalog([*TOOLS, client("browser_open")]).digest != digest
-    assert Catalog([]).digest != digest
 
 
 def test_it_says_how_many_tools_come_from_where() -> None:
@@ -161,13 +153,11 @@ def test_it_says_how_many_tools_come_from_where() -> None:
 
 def test_what_is_handed_out_can_be_changed_without_harm() -> None:
     catalog = Catalog(TOOLS)
-    before = catalog.all_tools_json, catalog.all_tools(), catalog.convenience()
-    catalog.all_tools()[0]["id"] = "mine"
-    catalog.all_tools().clear()
+    before = catalog.all_tools_json, catalog.convenience()
     catalog.convenience()["read"] = "client:client:confirm"
     catalog.search("file", 8)[0]["id"] = "mine"
     catalog.describe("read")["id"] = "mine"
-    again = catalog.all_tools_json, catalog.all_tools(), catalog.convenience()
+    again = catalog.all_tools_json, catalog.convenience()
     assert again == before
     assert Catalog(TOOLS).describe("read") == catalog.describe("read")
 
@@ -175,8 +165,8 @@ def test_what_is_handed_out_can_be_changed_without_harm() -> None:
 @pytest.mark.covers("CA-8")
 def test_two_catalogs_share_nothing() -> None:
     mine, yours = Catalog([tool("mine", "secret")]), Catalog([tool("yours")])
-    assert ids(mine.all_tools()) == ["openclaw:core:mine"]
-    assert ids(yours.all_tools()) == ["openclaw:core:yours"]
+    assert ids(all_tools(mine)) == ["openclaw:core:mine"]
+    assert ids(all_tools(yours)) == ["openclaw:core:yours"]
     assert yours.search("mine", 8) == yours.search("secret", 8) == []
     assert yours.convenience() == {"yours": "openclaw:core:yours"}
     with pytest.raises(UnknownTool) as caught:
@@ -388,7 +378,7 @@ def test_mcp_entries_can_be_reached_only_on_demand() -> None:
         assert catalog.resolve(reference, include_mcp=True) is TOOLS[3]
         assert catalog.describe(reference, include_mcp=True)["sourceName"] == "github"
         assert catalog.search(reference, 8, include_mcp=True)[0]["id"] == id_
-    assert id_ not in ids(catalog.all_tools())
+    assert id_ not in ids(all_tools(catalog))
     assert id_ not in catalog.convenience().values()
     assert id_.encode() not in catalog.all_tools_json
     assert "issue" in catalog.unmatched("create issue")
@@ -419,7 +409,7 @@ def test_all_tools_of_the_exact_name_come_first_and_once() -> None:
 
 def test_a_search_answers_with_compact_entries() -> None:
     catalog = Catalog(TOOLS)
-    assert catalog.search("browser", 8) == [catalog.all_tools()[-1]]
+    assert catalog.search("browser", 8) == [all_tools(catalog)[-1]]
 
 
 def test_names_labels_descriptions_and_parameters_are_searched() -> None:
@@ -610,7 +600,8 @@ any_tools = st.lists(
 def test_no_name_breaks_a_catalog(tools: list[Tool], text: str, chance: random.Random) -> None:
     catalog = Catalog(tools)
     shuffled = Catalog(chance.sample(tools, len(tools)))
-    assert catalog.digest == shuffled.digest
+    assert catalog.all_tools_json == shuffled.all_tools_json
+    assert catalog.convenience() == shuffled.convenience()
     assert catalog.index_text(400) == shuffled.index_text(400)
     for query in (text, *(made.name for made in tools)):
         assert catalog.search(query, 5) == shuffled.search(query, 5)
@@ -638,6 +629,6 @@ def test_hits_that_are_likely_to_be_wrong_are_marked_as_weak() -> None:
     assert found["weak"] is True
     assert "weak" not in catalog.search("paint a fence", 8)[0]
     assert "weak" not in catalog.search("horse", 8)[0]
-    assert "weak" not in catalog.all_tools()[0]
+    assert "weak" not in all_tools(catalog)[0]
     assert catalog.search("teach me to juggle", 8) == []
     assert catalog.unmatched("teach me to juggle") == ["teach", "juggle"]

@@ -112,14 +112,8 @@ class MessageEvent:
 
     def to_json(self) -> JsonObject:
         """Returns the payload for the operator's scripts."""
-        payload: JsonObject = {
-            "text": self.text,
-            "channel": self.channel,
-            "target": self.target,
-            "sender": self.sender,
-            "sessionKey": self.session_key,
-        }
-        return payload if self.error is None else {**payload, "error": self.error}
+        known = {to_camel(name): value for name, value in dataclasses.asdict(self).items()}
+        return {name: value for name, value in known.items() if value is not None}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,7 +21,7 @@ from clawmode.agent.toolbox import ABORTED, Toolbox, fail
 from clawmode.messages import AssistantMessage, Message, Text, ToolCall, ToolMessage
 from clawmode.models.base import FINAL, RETRYABLE, Model, ModelError, ModelRequest
 from clawmode.sessions.sanitize import bounded, bounded_parts
-from clawmode.tasks import backoff, must_propagate
+from clawmode.tasks import background_tasks, backoff, must_propagate
 from clawmode.text import KnownSecrets, shorten
 from clawmode.types import JsonObject, dataclass
 
@@ -127,10 +127,9 @@ class Loop:
             await self.run.intake.arrival()
             scope.cancel()
 
-        async with anyio.create_task_group() as tasks:
+        async with background_tasks() as tasks:
             tasks.start_soon(listen, tasks.cancel_scope)
             await self.run.programs.until_decided()
-            tasks.cancel_scope.cancel()
 
     def _add(self, message: Message) -> None:
         self.messages.append(message)

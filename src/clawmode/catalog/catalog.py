@@ -5,7 +5,6 @@ here. Lookups skip MCP tools unless the caller includes them: code mode calls MC
 `MCP` namespace, and Tool Search treats them like all other tools.
 """
 
-import hashlib
 import json
 import re
 from collections import Counter, defaultdict
@@ -94,23 +93,17 @@ class Catalog:
 
     # What a program has from the start
 
-    def all_tools(self) -> list[JsonObject]:
-        """Returns the entries of `ALL_TOOLS`: without schemas and without MCP tools."""
-        return [dict(entry) for entry in self._visible.compact]
-
     def convenience(self) -> dict[str, str]:
         """Returns the names of the convenience functions, and the tool id that each one calls."""
         return dict(self._convenience)
 
     @cached_property
     def all_tools_json(self) -> JsonText:
-        """`all_tools` as compact JSON, in ASCII because descriptions may have lone surrogates."""
-        return _to_json(self._visible.compact)
+        """`ALL_TOOLS`: entries without schemas and without MCP tools, as compact JSON.
 
-    @cached_property
-    def digest(self) -> str:
-        """A hash of what programs see: they cannot tell catalogs with equal digests apart."""
-        return hashlib.sha256(self.all_tools_json + b"\n" + _to_json(self._convenience)).hexdigest()
+        In ASCII, because descriptions may have lone surrogates.
+        """
+        return _to_json(self._visible.compact)
 
     @cached_property
     def _convenience(self) -> dict[str, str]:

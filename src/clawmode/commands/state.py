@@ -11,7 +11,6 @@ from clawmode.commands.options import (
     command,
     load_setup,
     new_app,
-    takes,
 )
 from clawmode.text import escape
 from clawmode.types import JsonObject
@@ -23,7 +22,6 @@ app = new_app("Look at, upgrade and fill the store of waiting programs.")
 
 
 @app.command("check")
-@takes("config", "state")
 def check_state(options: Options, as_json: JsonOption = False) -> None:
     """Show where programs that wait are kept, and who uses them.
 
@@ -72,7 +70,6 @@ def _node_json(node: "NodeInfo") -> JsonObject:
 
 
 @app.command("migrate")
-@takes("config", "state")
 def migrate_state(
     options: Options,
     force: Annotated[
@@ -92,7 +89,6 @@ def migrate_state(
 
 
 @app.command("copy")
-@takes("config", "state")
 def copy_state(
     options: Options,
     target: Annotated[

@@ -149,7 +149,7 @@ class HostFile:
     def for_agent(self, agent_id: str) -> HostRules:
         """Returns the rules for an agent. Blocks while the file is read."""
         try:
-            file = _check(self._load())
+            file = _check(self.read())
             agent, default = file.agents.get(agent_id, FileAgent()), file.defaults
             rules = ExecRules(
                 security=agent.security or default.security or "full",
@@ -196,14 +196,6 @@ class HostFile:
 
         self._change(agent_id, mark)
 
-    def read(self) -> JsonObject:
-        """Returns the content of the file. Blocks while the file is read.
-
-        Raises:
-            OSError, ValueError: The file cannot be read.
-        """
-        return self._load()
-
     def replace(self, data: JsonObject, base: str = "") -> None:
         """Replaces the whole content of the file.
 
@@ -219,13 +211,18 @@ class HostFile:
             raise ValueError(f"the file is larger than {MAX_BYTES} bytes")
         _check(data)
         with self._locked():
-            if base and base != digest(self._load()):
+            if base and base != digest(self.read()):
                 raise FileChanged("the file was changed in the meantime; read it again")
             self._store(data)
 
     # ---- The file ----
 
-    def _load(self) -> dict[str, Any]:
+    def read(self) -> dict[str, Any]:
+        """Returns the content of the file. Blocks while the file is read.
+
+        Raises:
+            OSError, ValueError: The file cannot be read.
+        """
         try:
             with self.path.open("rb") as file:
                 raw = file.read(MAX_BYTES + 1)
@@ -241,7 +238,7 @@ class HostFile:
 
     def _change(self, agent_id: str, change: Callable[[list[JsonValue]], None]) -> None:
         with self._locked():
-            data = self._load()
+            data = self.read()
             _check(data)
             agent = data.setdefault("agents", {}).setdefault(agent_id, {})
             entries = agent.setdefault("allowlist", [])

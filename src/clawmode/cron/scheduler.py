@@ -17,7 +17,7 @@ from clawmode.cron.jobs import Claim, Jobs, JobsUnavailable, SkippedTime, Unknow
 from clawmode.cron.ledger import LEASE_SECONDS
 from clawmode.cron.turns import Clock, Runtime, WallClock, request_for, run_turn
 from clawmode.exceptions import ClawmodeError, message_of
-from clawmode.tasks import Notifier
+from clawmode.tasks import Notifier, background_tasks
 from clawmode.types import JsonObject
 
 logger = logging.getLogger("clawmode.cron")
@@ -156,7 +156,7 @@ class Scheduler:
         return min([*later, AGAIN_SECONDS if looks_again else POLL_SECONDS])
 
     async def _pause(self, seconds: float, seen: int) -> None:
-        async with anyio.create_task_group() as tasks:
+        async with background_tasks() as tasks:
 
             async def listen() -> None:
                 await self._news.wait(seen)
@@ -164,7 +164,6 @@ class Scheduler:
 
             tasks.start_soon(listen)
             await self._clock.sleep(seconds)
-            tasks.cancel_scope.cancel()
 
     # ---- One run ----
 
@@ -216,7 +215,7 @@ class Scheduler:
             status="aborted",
             error="the claim was lost: another process runs the job, or the job was removed",
         )
-        async with anyio.create_task_group() as tasks:
+        async with background_tasks() as tasks:
 
             async def renew() -> None:
                 ours = True
@@ -233,7 +232,6 @@ class Scheduler:
             result = await run_turn(
                 request, self._runtime, self._clock, cleanup_seconds=self._cleanup
             )
-            tasks.cancel_scope.cancel()
         return result
 
     # ---- The end of a run ----

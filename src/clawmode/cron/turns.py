@@ -16,6 +16,7 @@ from clawmode.agent.events import AgentEvent, Listener
 from clawmode.agent.requests import AgentRequest, RunResult
 from clawmode.cron.job import Job
 from clawmode.exceptions import ClawmodeError, message_of
+from clawmode.tasks import background_tasks
 
 logger = logging.getLogger("clawmode.cron")
 
@@ -131,21 +132,14 @@ async def _result(
 ) -> RunResult | None:
     """Returns the result, or None if `limit` returns first."""
     found: RunResult | None = None
-    failure: Exception | None = None
-    async with anyio.create_task_group() as tasks:
+    async with background_tasks() as tasks:
 
         async def watch() -> None:
             await limit()
             tasks.cancel_scope.cancel()
 
         tasks.start_soon(watch)
-        try:
-            found = await runtime.result(request.run_id)
-        except Exception as error:  # raised in the group, it would become an ExceptionGroup
-            failure = error
-        tasks.cancel_scope.cancel()
-    if failure is not None:
-        raise failure
+        found = await runtime.result(request.run_id)
     return found
 
 

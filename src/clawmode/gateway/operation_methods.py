@@ -3,6 +3,7 @@
 import base64
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import anyio
 
@@ -167,28 +168,10 @@ async def _cron_status(call: MethodCall) -> JsonObject:
 
 
 async def _add_job(call: MethodCall) -> JsonObject:
-    given = call.params
-    thinking = given.text("thinking")
-    job = Job(
-        id=given.text("id"),
-        message=given.text("message"),
-        cron=given.text("cron"),
-        every=given.text("every"),
-        at=given.text("at"),
-        tz=given.text("tz"),
-        enabled=given.flag("enabled", True),
-        agent=given.text("agent"),
-        model=given.text("model"),
-        thinking=next((level for level in THINKING_LEVELS if level == thinking), None),
-        timeout_seconds=given.number("timeoutSeconds", 0) or None,
-        channel=given.text("channel"),
-        target=given.text("target"),
-    )
-    try:
-        check_named(call.host.setup.configuration, job)
-    except ConfigurationError as error:
-        raise RpcError("INVALID_REQUEST", str(error), field=error.path) from None
+    given: dict[str, Any] = {name: it for name, it in call.params.items() if name in JOB}
+    job = Job(timeout_seconds=given.pop("timeoutSeconds", None), **given)
     with _translated("id"):
+        check_named(call.host.setup.configuration, job)
         added = await call.gateway.jobs.add(job)
     call.gateway.scheduler.wake()
     return {"job": added.described()}
@@ -210,6 +193,7 @@ async def _run_job(call: MethodCall) -> JsonObject:
     return {"id": claim.job.id, "runId": claim.run_id}
 
 
+# Like the fields of `Job`, but for the time limit.
 JOB: dict[str, JsonObject] = {
     **dict.fromkeys(("cron", "every", "at", "tz", "agent", "model", "channel", "target"), STRING),
     "id": NAME,

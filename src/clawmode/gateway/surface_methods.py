@@ -12,6 +12,7 @@ from clawmode.catalog.namespaces import NamespaceCallRefused
 from clawmode.code_mode.code_mode import CodeMode
 from clawmode.exceptions import ToolLookupError
 from clawmode.gateway.methods import NAME, STRING, MethodCall, integer, method, params
+from clawmode.gateway.tool_methods import describe
 from clawmode.rpc.protocol import RpcError
 from clawmode.text import shorten
 from clawmode.tools.tool import Tool
@@ -61,14 +62,8 @@ async def _surface(call: MethodCall) -> JsonObject:
 
 
 def _listed(tool: Tool, run: AgentRun, programs: CodeMode) -> JsonObject:
-    return {
-        "id": tool.id,
-        "name": tool.name,
-        "label": tool.label or tool.name,
+    return describe(tool, schemas=False) | {
         "description": shorten(tool.description, MAX_DESCRIPTION),
-        "source": tool.source,
-        "owner": tool.owner,
-        "effect": tool.effect,
         "signature": programs.call_text(tool),
         "asks": programs.approvals.needs_approval(tool, run.context),
     }

@@ -28,6 +28,9 @@ TAG, EXCEPTION = 4, 6
 """Where the kind of a value is behind its handle, and the kind that says "an exception". Reading it
 takes a tenth of a call of `qjs_is_exception`; `build_image` checks that both agree."""
 
+COMPILE_ONLY = 1 << 5
+"""The engine's flag that compiles a text without running it."""
+
 _BADF, _INVALID = 8, 28
 
 
@@ -230,6 +233,16 @@ class Machine:
         self.free(label)
         return self.expect(result)
 
+    def compiles(self, source: bytes) -> bool:
+        """True if a text can be compiled. Runs nothing of it."""
+        assert self.handles is not None
+        text = self.allocate(source)
+        made = self.eval(text, len(source), self.handles.filename, COMPILE_ONLY)
+        self.free(text)
+        refused = self.is_exception(made)
+        self.free_value(self.get_exception() if refused else made)
+        return not refused
+
     def expect(self, result: int) -> int:
         """Returns the result of a call without guest code, where an exception is our own bug."""
         if self.is_exception(result):
@@ -252,6 +265,28 @@ class Machine:
         if self.is_exception(result):
             raise OutOfGuestMemory
         self.free_value(result)
+
+    # ---- Memory ----
+
+    def scrub(self) -> None:
+        """Zeroes free memory, which would otherwise be stored like memory in use.
+
+        The allocator's free blocks are found by allocating all of them, large ones first, while the
+        memory may not grow.
+        """
+        instance = self.instance
+        taken: list[int] = []
+        instance.store.set_limits(memory_size=instance.memory_size())
+        size = 1 << 28
+        while size >= 1024:
+            address = self.malloc(size)
+            if address:
+                instance.fill(address, size)
+                taken.append(address)
+            else:
+                size >>= 1
+        for address in taken:
+            self.free(address)
 
 
 # Read at import, because a locked-down worker cannot open files.

@@ -49,9 +49,6 @@ MAX_WAITING, WAITING_CALLS, UNSEEN_CALLS = 17, 18, 19
 MAILBOX = 24
 PENDING, FULFILLED, REJECTED = 0, 1, 2
 
-COMPILE_ONLY = 1 << 5
-"""The engine's flag that compiles a text without running it."""
-
 MAX_SETUP_HEAP = 256 << 20
 
 
@@ -139,7 +136,7 @@ class Vm:
         machine.free(text)
         if machine.is_exception(main):
             machine.check(main)
-            closed = self._compiles(machine, prepared.unclosed)
+            closed = machine.compiles(prepared.unclosed)
             outbox.compile_failure = CompileFailure(closed, prepared.line_map)
             return True
         arguments = [main]
@@ -159,14 +156,6 @@ class Vm:
             machine.free_value(promise)
         machine.free_value(main)
         return whole
-
-    def _compiles(self, machine: Machine, source: bytes) -> bool:
-        text = machine.allocate(source)
-        made = machine.eval(text, len(source), self.image.handles.filename, COMPILE_ONLY)
-        machine.free(text)
-        refused = machine.is_exception(made)
-        machine.free_value(machine.get_exception() if refused else made)
-        return not refused
 
     def resume(self, resume: Resume, outbox: Outbox) -> None:
         """Delivers replies to the live cell, in the given order."""
@@ -260,7 +249,7 @@ class Vm:
         looked = time.monotonic() - began
         if len(changed) * PAGE > SCRUB_FROM:
             machine.run_gc()
-            self._scrub(machine)
+            machine.scrub()
             changed = image.changed_pages(instance)
             self._attached = None  # the cell may grow again if it goes on
         if not keep:
@@ -274,26 +263,6 @@ class Vm:
             self._origin = Setup(instance.read(0, memory), heap, len(pages))
             self._measured.note(memory, len(pages), looked)
         return FrozenCell(image.digest, memory, image.pointers, pages, heap)
-
-    def _scrub(self, machine: Machine) -> None:
-        """Zeroes free memory, which would otherwise be stored like memory in use.
-
-        The allocator's free blocks are found by allocating all of them, large ones first, while the
-        memory may not grow.
-        """
-        instance = machine.instance
-        taken: list[int] = []
-        instance.store.set_limits(memory_size=instance.memory_size())
-        size = 1 << 28
-        while size >= 1024:
-            address = machine.malloc(size)
-            if address:
-                instance.fill(address, size)
-                taken.append(address)
-            else:
-                size >>= 1
-        for address in taken:
-            machine.free(address)
 
     def restore(self, frozen: FrozenCell, limits: Limits) -> None:
         """Makes a frozen cell the live one.

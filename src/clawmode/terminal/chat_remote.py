@@ -246,8 +246,8 @@ class RemotePartner(RemoteTurn):
             run_event = AgentEvent.read(event.payload)
             if run_event and run_event.session_key == self._key:
                 await self._handle_run(run_event, tasks)
-        elif self._questions.is_new(event):
-            tasks.start_soon(self._questions.answer, event)
+        else:
+            self._questions.take(event, tasks)
 
     async def _handle_run(self, event: AgentEvent, tasks: TaskGroup) -> None:
         run = self._runs.get(event.run_id)
@@ -325,8 +325,7 @@ class RemotePartner(RemoteTurn):
             if not first and any(self._missed(run, texts) for run, texts in messages.items()):
                 self._tell(MISSED)
             await self._show_missed_runs(messages, active)
-            for event in await self._questions.refresh():
-                tasks.start_soon(self._questions.answer, event)
+            await self._questions.refresh(tasks)
         except RpcError as error:
             self._tell(f"cannot fetch the missed messages: {error}")
         self._changed()

@@ -9,6 +9,7 @@ import logging
 from typing import Any
 
 import anyio
+from anyio.abc import TaskGroup
 
 from clawmode.context import RunContext
 from clawmode.rpc.client import Event, GatewayClient, RpcError
@@ -35,8 +36,12 @@ class RemoteQuestions:
         self._asked_ids: set[str] = set()
         self._open: dict[str, anyio.CancelScope] = {}
 
-    def is_new(self, event: Event) -> bool:
-        """True if the event is a question to ask; one that was answered elsewhere is withdrawn."""
+    def take(self, event: Event, tasks: TaskGroup) -> None:
+        """Asks the question of an event in a task; withdraws one that was answered elsewhere."""
+        if self._is_new(event):
+            tasks.start_soon(self._answer, event)
+
+    def _is_new(self, event: Event) -> bool:
         question_id = str(event.payload.get("id"))
         if event.name.endswith(".resolved"):
             if (scope := self._open.get(question_id)) is not None:
@@ -51,8 +56,8 @@ class RemoteQuestions:
         self._asked_ids.add(question_id)
         return True
 
-    async def refresh(self) -> list[Event]:
-        """Withdraws questions that are no longer open; returns the questions to ask.
+    async def refresh(self, tasks: TaskGroup) -> None:
+        """Withdraws questions that are no longer open; asks those that are.
 
         No event may be handled while this waits: a question that is newer than the gateway's
         answer would be withdrawn.
@@ -69,9 +74,10 @@ class RemoteQuestions:
                 scope.cancel()
         # A question that is not shown here, but still open, is asked again: its answer was lost.
         self._asked_ids &= set(self._open)
-        return [event for event in waiting if self.is_new(event)]
+        for event in waiting:
+            self.take(event, tasks)
 
-    async def answer(self, event: Event) -> None:
+    async def _answer(self, event: Event) -> None:
         """Asks the question of an event, and sends the answer to the gateway."""
         payload: dict[str, Any] = event.payload
         question_id = str(payload.get("id"))

@@ -225,16 +225,15 @@ class RemoteTurn:
                         phase = shown.data.get("phase")
                         if shown.stream == "lifecycle" and phase in ("end", "error"):
                             self._end_shown.set()
-                elif self._questions.is_new(event):
-                    tasks.start_soon(self._questions.answer, event)
+                else:
+                    self._questions.take(event, tasks)
         except ClawmodeError as error:
             self._view.mark_lost(f"({error})")
 
     async def _ask_pending(self, tasks: TaskGroup) -> None:
         """Asks the questions that the gateway sent while this client was not connected."""
         try:
-            for event in await self._questions.refresh():
-                tasks.start_soon(self._questions.answer, event)
+            await self._questions.refresh(tasks)
         except ClawmodeError as error:
             print_stderr(f"cannot fetch the open questions of the run: {error}")
 
