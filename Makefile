@@ -8,6 +8,8 @@ INPUTS := pyproject.toml hatch_build.py scripts/guest_files.py \
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1
+# As pip does: a registry of a company may have a certificate that only the system knows.
+export UV_SYSTEM_CERTS := 1
 # The tests start thousands of interpreters: each would compile all that it imports.
 export PYTHONDONTWRITEBYTECODE :=
 

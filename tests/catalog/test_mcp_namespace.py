@@ -442,7 +442,7 @@ async def test_what_a_server_lists_is_bounded_and_stays_in_its_run(pool: Pool) -
     assert len(found) == 50
     assert all(len(hit["call"]) < 1_100 and "id" not in hit for hit in found)
     own = await value_of(pool, 'return await MCP.docs.$search("resource memo 1")', hostile)
-    assert "mcp:docs:resource memo://1" in [hit.get("id") for hit in own]
+    assert ("tool", "resource memo://1") in [(hit["kind"], hit["name"]) for hit in own]
     assert await value_of(pool, 'return await MCP.$search("holiday")', TOOLS) == []
 
 

@@ -189,6 +189,7 @@ class Fleet:
             uptime=uptime,
             durability=self.plan.durability,
             lease=self.plan.lease,
+            patience=self.plan.patience_of(node.number),
         )
         assert self._host is not None
         assert self._host.stdin is not None

@@ -34,6 +34,7 @@ from clawmode.code_mode.programs import Programs
 from clawmode.code_mode.results import CodeModeResult
 from clawmode.code_mode.stores import Refusal, SnapshotStore
 from clawmode.postgres import nodes
+from clawmode.postgres.connection import Connection
 from clawmode.sandbox import artifacts
 from clawmode.tools.tool import Tool
 
@@ -55,6 +56,7 @@ class Order:
         uptime: How many seconds longer than in truth the node's machine has been up.
         durability: When programs are written to the store.
         lease: The lease of the node in seconds, if the store has leases; 0 for the default.
+        patience: How many seconds the node waits for an answer of PostgreSQL; 0 for the default.
     """
 
     name: str
@@ -66,6 +68,7 @@ class Order:
     uptime: float = 0.0
     durability: Durability = "parked"
     lease: float = 0.0
+    patience: float = 0.0
 
 
 # ---- Clocks ----
@@ -159,6 +162,7 @@ def open_store(order: Order) -> SnapshotStore:
         # As in the defaults: three beats in a lease, and a look at others three times a beat.
         nodes.LEASE_SECONDS = order.lease
         nodes.BEAT_SECONDS, nodes.TICK_SECONDS = order.lease * 0.3, order.lease * 0.1
+    Connection.patience = order.patience or Connection.patience
     return PostgresStore(order.state, name=order.name, pool_size=4)
 
 

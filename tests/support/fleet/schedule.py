@@ -50,6 +50,14 @@ class Plan:
         sizes = ("moved", "kills", "stops", "cuts", "restarts")
         return replace(self, **{name: getattr(self, name) // by for name in sizes})
 
+    def patience_of(self, node: int) -> float:
+        """Returns how long a node waits for PostgreSQL; 0 for the default.
+
+        One node gives up within a `hole`: what it has sent then arrives late, after what it and
+        others have sent since.
+        """
+        return self.lease * 0.4 if node % 3 == 1 else 0.0
+
     def clock_of(self, node: int) -> tuple[float, float]:
         """Returns how much the wall clock and the uptime of a node differ from the truth."""
         if not self.clocks:
