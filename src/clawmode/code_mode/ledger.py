@@ -85,12 +85,13 @@ class Ledger:
         """Adds an entry, and drops the one that says least if there are too many."""
         self.entries.append(entry)
         if len(self.entries) > MAX_LEDGER:
-            ended = [old for old in self.entries if old.state not in OPEN_STATES]
-            if ended:
-                # A refused batch must not hide what was done before.
-                dropped = next((old for old in ended if old.state == "not_started"), ended[0])
-                self.omitted[dropped.state] += 1
-                self.entries.remove(dropped)
+            states = [old.state for old in self.entries]
+            ended = (state for state in states if state not in OPEN_STATES)
+            # A refused batch must not hide what was done before.
+            dropped = "not_started" if "not_started" in states else next(ended, None)
+            if dropped is not None:
+                self.omitted[dropped] += 1
+                del self.entries[states.index(dropped)]
         return entry
 
     def find(self, call_id: int) -> Entry | None:
