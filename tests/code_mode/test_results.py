@@ -1033,9 +1033,9 @@ def test_a_value_of_another_type_is_refused_with_its_place() -> None:
             '"hint":"Null or nothing was returned: `return` what you want to read."}',
         ),
         (
-            {"attachments": [{"mimeType": "image/png", "data": "AAAA"}]},
+            {"attachments": [{"mimeType": "image/png", "data": "AA=="}]},
             '{"status":"completed","value":null,'
-            '"attachments":[{"mimeType":"image/png","bytes":3}]}',
+            '"attachments":[{"mimeType":"image/png","bytes":1}]}',
         ),
         (
             {

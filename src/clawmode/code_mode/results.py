@@ -149,7 +149,8 @@ def take_images(result: dict[str, JsonValue]) -> tuple[dict[str, JsonValue], lis
 
 
 def _size(attachment: Mapping[str, JsonValue]) -> int:
-    return len(str(attachment["data"])) * 3 // 4
+    data = str(attachment["data"])
+    return len(data) * 3 // 4 - data[-2:].count("=")
 
 
 # ---- For a model ----
