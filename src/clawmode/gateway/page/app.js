@@ -112,7 +112,7 @@ function App() {
     <header class="top">
       <span class="brand"><span class="mark" aria-hidden="true"></span>clawmode</span>
       <${Navigation} current=${view} pending=${pending} />
-      ${status.hello && html`<span class="who" title=${`Logged in as “${oneLine(status.hello.auth.principal, 200)}”`}><span class="visually-hidden">Logged in as </span>${oneLine(status.hello.auth.principal, 200)}</span>`}
+      ${status.hello && html`<span class="principal" title=${`Logged in as “${oneLine(status.hello.auth.principal, 200)}”`}><span class="visually-hidden">Logged in as </span>${oneLine(status.hello.auth.principal, 200)}</span>`}
       <${Action} kind="plain logout" run=${() => connection.logOut()}>Log out<//>
     </header>
     <${Banner} status=${status} />
