@@ -288,7 +288,10 @@ def test_tools_are_listed_without_the_denied_ones_unless_asked(shop: Path) -> No
 
 
 def test_an_empty_list_says_why(shop: Path) -> None:
-    assert "there are no tools" in clawmode("tools", "list", cwd=shop).stderr
+    assert "there are no tools: add some" in clawmode("tools", "list", cwd=shop).stderr
+    (shop / "gone.json").write_text('{"mcpServers": {"gone": {"command": "./gone"}}}')
+    gone = clawmode("tools", "list", "--mcp-config", "gone.json", cwd=shop)
+    assert "there are no tools: no MCP server has any" in gone.stderr
     denied = clawmode("tools", "list", *TOOLS, "--policy", "{ deny: ['*'] }", cwd=shop)
     assert (denied.returncode, denied.stdout) == (0, "")
     assert "all tools are denied" in denied.stderr

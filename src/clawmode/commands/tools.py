@@ -42,7 +42,8 @@ def list_tools(
         elif shown:
             print_entries(out, shown, denied=everything)
         else:
-            none = "there are no tools: add some with --tools"
+            hint = "no MCP server has any" if setup.servers else "add some with --tools"
+            none = f"there are no tools: {hint}"
             say("all tools are denied: see --all for the reasons" if entries else none)
 
 
