@@ -42,7 +42,8 @@ async def test_sessions_are_found_and_a_transcript_shows_a_program_with_its_call
     await expect(page.locator(".facts .tokens")).to_contain_text("in ·")
     await expect(said(page, "Done: prices please")).to_be_visible()
     about = await page.locator(".entry.assistant .who").last.bounding_box()
-    assert about is not None and about["height"] < 30, "name, time, model and tokens are one line"
+    assert about is not None
+    assert about["height"] < 30, "name, time, model and tokens are in one line"
     await page.get_by_label("Search sessions").fill("nothing has this")
     await expect(page.get_by_text("No session matches")).to_be_visible()
 
