@@ -384,8 +384,11 @@ def _read_field(texts: Sequence[str], weight: float, b: float) -> _Field:
     for position, text in enumerate(texts):
         found = split_words(text[:MAX_FIELD_CHARS])
         lengths.append(len(found))
-        for word, count in Counter(found).items():
-            words[word].extend([position] * min(count, MAX_REPEATS))
+        if len(found) - len(set(found)) >= MAX_REPEATS:  # else no word is there more often
+            counts = Counter(found).items()
+            found = [word for word, count in counts for _ in range(min(count, MAX_REPEATS))]
+        for word in found:
+            words[word].append(position)
     places: dict[str, array[int]] = {}
     for word, positions in words.items():
         for term in terms_and_forms(word):
