@@ -156,15 +156,20 @@ _NAME = re.compile(
     )""",
     re.VERBOSE,
 )
-# A quoted value ends at the same quote with as many backslashes before it, or with the line.
-_QUOTED = re.compile(r"""(?P<quote>\\{0,8}+["'`])(?P<value>(?:(?!(?<!\\)(?P=quote))[^\r\n])*+)""")
-_BARE = re.compile(
-    r"""(?:(?i:bearer|basic|token|digest)[ \t]{1,8}+)?+
-        (?P<value>\$\{\w{1,100}\}(?!\w)|(?:[^\s"'`,;&|<>(){}\[\]\\]|\\(?![nrt"'\\]))++)""",
-    re.VERBOSE,
-)
-_WORD = re.compile(r"""(?P<value>(?:[^\s"'`\\]|\\(?![nrt"'\\]))++)""")
-_LINE = re.compile(r"""(?P<value>(?:[^\r\n"'`\\]|\\(?![nrt"'\\]))++)""")
+_QUOTE = re.compile(r"""\\{0,8}["'`]""")
+_SCHEME = re.compile(r"(?i:bearer|basic|token|digest)[ \t]{1,8}")
+_VARIABLE = re.compile(r"\$\{\w{1,100}\}(?!\w)")
+# Where other values end. The ends are searched, because CPython before 3.11.5 matches possessive
+# repetitions of groups wrongly.
+_END_OF_BARE = re.compile(r"""[\s"'`,;&|<>(){}\[\]]|\\[nrt"'\\]|\Z""")
+_END_OF_WORD = re.compile(r"""[\s"'`]|\\[nrt"'\\]|\Z""")
+_END_OF_LINE = re.compile(r"""[\r\n"'`]|\\[nrt"'\\]|\Z""")
+
+
+@functools.cache  # there are 27 quotes
+def _end_of_quoted(quote: str) -> re.Pattern[str]:
+    """Finds the end of a quoted value: the same quote, escaped as often, or the end of the line."""
+    return re.compile(rf"(?<!\\){re.escape(quote)}|[\r\n]|\Z")
 
 
 def _hide_named(text: str) -> str:
@@ -177,23 +182,31 @@ def _hide_named(text: str) -> str:
         secrecy = secrecy_of(name)
         if not secrecy and text[found.start() - 1 : found.start()] in ("?", "&"):
             secrecy = "all" if _squashed(name) in _QUERY_NAMES else ""
-        matched = _value_after(text, found.end(), name) if secrecy else None
-        if matched is None:
+        start, end = _value_after(text, found.end(), name) if secrecy else (0, 0)
+        if not end:
             continue
-        start, end = matched.span("value")
         made += [text[done:start], _mask(text[start:end], secrecy)]
         done = end
     return "".join([*made, text[done:]])
 
 
-def _value_after(text: str, start: int, name: str) -> re.Match[str] | None:
-    if (quoted := _QUOTED.match(text, start)) is not None:
-        return quoted
-    if _squashed(name) in _WHOLE_LINE:
-        return _LINE.match(text, start)
-    # The value of an environment variable ends with the word.
-    is_variable = name.isupper() and text[start - 1] == "="
-    return (_WORD if is_variable else _BARE).match(text, start)
+def _value_after(text: str, start: int, name: str) -> tuple[int, int]:
+    """Returns where the value after a name begins and ends; two zeros if there is none."""
+    if (quote := _QUOTE.match(text, start)) is not None:
+        start, ending = quote.end(), _end_of_quoted(quote[0])
+    elif _squashed(name) in _WHOLE_LINE:
+        ending = _END_OF_LINE
+    elif name.isupper() and text[start - 1] == "=":
+        ending = _END_OF_WORD  # the value of an environment variable ends with the word
+    else:
+        if (scheme := _SCHEME.match(text, start)) is not None:
+            start = scheme.end()
+        if (variable := _VARIABLE.match(text, start)) is not None:
+            return variable.span()
+        ending = _END_OF_BARE
+    found = ending.search(text, start)
+    assert found is not None
+    return (start, found.start()) if quote or found.start() > start else (0, 0)
 
 
 def _squashed(name: str) -> str:

@@ -235,12 +235,16 @@ class _Shell:
         return result
 
 
-_PROGRAM = re.compile(r"\s*+(?:\w++=\S*+\s++)*+(?:\S*/)?([\w.+-]{1,60})(?=[\s;|&]|$)")
+_VARIABLE = re.compile(r"\s*\w+=\S*\s+")
+_PROGRAM = re.compile(r"\s*(?:[^\s=]*/)?([\w.+-]{1,60})(?=[\s;|&]|$)")
 
 
 def _program(command: str) -> str:
     """Returns the first program of a command for the log. Its arguments may contain secrets."""
-    found = _PROGRAM.match(command[:1_000])
+    command, start = command[:1_000], 0
+    while (variable := _VARIABLE.match(command, start)) is not None:
+        start = variable.end()
+    found = _PROGRAM.match(command, start)
     return found[1] if found else "of the shell"
 
 

@@ -251,7 +251,8 @@ def last_brace(source: str) -> int:
 
 
 MAX_TAIL = 2000
-_LAST_BRACE = re.compile(r"\}(?:\s|//[^\n]*|/\*(?s:.*?)\*/)*+$")
+# Not possessive: CPython before 3.11.5 matches possessive repetitions of groups wrongly.
+_LAST_BRACE = re.compile(r"\}(?:\s|//[^\n]*(?![^\n])|/\*(?:[^*]|\*(?!/))*\*/)*$")
 
 _WORD = re.compile(r"\w*")
 _MODULE_SYNTAX = re.compile(r"(?:^|[;{}])\s*(export|import)(?:\s+type)?$")

@@ -254,7 +254,7 @@ def _unwrap(code: str, head: str, tail: str, source: str) -> str:
 _SPACE = r"[\s\ufeff]"
 _CONTINUES = re.compile(r"[(\[`+\-/*]|\.\d|in\b|instanceof\b")
 _GAP = re.compile(rf"(?<!{_SPACE}){_SPACE}{{4,}}+(?={_CONTINUES.pattern})")
-_TRIVIA = re.compile(rf"(?:{_SPACE}|//[^\n\r\u2028\u2029]*|/\*(?s:.*?)\*/)*+")
+_TRIVIA = re.compile(rf"(?:{_SPACE}|//[^\n\r\u2028\u2029]*|/\*(?s:.*?)\*/)*")
 _NEW_LINE = re.compile(r"[\n\r\u2028\u2029]")
 _ASTRAL = re.compile("[\U00010000-\U0010ffff]")
 
