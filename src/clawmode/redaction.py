@@ -159,7 +159,7 @@ _NAME = re.compile(
 _QUOTE = re.compile(r"""\\{0,8}["'`]""")
 _SCHEME = re.compile(r"(?i:bearer|basic|token|digest)[ \t]{1,8}")
 _VARIABLE = re.compile(r"\$\{\w{1,100}\}(?!\w)")
-# Where other values end. The ends are searched, because CPython before 3.11.5 matches possessive
+# Where other values end. The ends are searched, because Python 3.11.2 matches possessive
 # repetitions of groups wrongly.
 _END_OF_BARE = re.compile(r"""[\s"'`,;&|<>(){}\[\]]|\\[nrt"'\\]|\Z""")
 _END_OF_WORD = re.compile(r"""[\s"'`]|\\[nrt"'\\]|\Z""")

@@ -347,14 +347,9 @@ class CodeMode(RunCells, AsyncResource, HasDefinitions):
         Raises:
             NotOpen: The object is not open.
         """
-
-        async def run() -> CodeModeResult:
-            result = await self._programs.exec(code, language, call_id, yield_ms)
-            if self._shapes.changed:
-                await self._shapes.save()
-            return result
-
-        return await self._report("exec", call_id, run)
+        return await self._report(
+            "exec", call_id, lambda: self._programs.exec(code, language, call_id, yield_ms)
+        )
 
     async def wait(
         self, run_id: str, *, call_id: str = "wait", yield_ms: float | None = None

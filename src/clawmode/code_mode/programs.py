@@ -159,20 +159,11 @@ class Programs:
         if not free or run_id in self.driver.active:
             return self._refused(run_id, "busy")
         result = await self.waits.make(
-            run_id, self.life.tasks, lambda waiting: self._wait(run_id, waiting, deadline, until)
+            run_id, self.life.tasks, lambda waiting: self._resume(run_id, waiting, deadline, until)
         )
         return result or self.failed(
             "aborted", CLOSED, ledger=self.driver.exits.ledgers.get(run_id)
         )
-
-    async def _wait(
-        self, run_id: str, waiting: PendingWait, deadline: float, until: float
-    ) -> CodeModeResult:
-        result = await self._resume(run_id, waiting, deadline, until)
-        # Here, because the store may be mute: a caller who gives up must not lose the result.
-        if (shapes := self.calls.shapes) is not None and shapes.changed:
-            await shapes.save()
-        return result
 
     async def _resume(
         self, run_id: str, waiting: PendingWait, deadline: float, until: float
@@ -233,6 +224,19 @@ class Programs:
     # ---- Results ----
 
     async def _result(
+        self, cell: Cell, driven: Awaitable[Completion | Failure | None]
+    ) -> CodeModeResult:
+        """Drives a cell, and then stores the shapes of what its tools have answered.
+
+        A `wait` runs this in a task of its own: whoever gives up while the store does not answer
+        must not lose the result.
+        """
+        result = await self._driven(cell, driven)
+        if (shapes := self.calls.shapes) is not None and shapes.changed:
+            await shapes.save()
+        return result
+
+    async def _driven(
         self, cell: Cell, driven: Awaitable[Completion | Failure | None]
     ) -> CodeModeResult:
         self._left_waiting.pop(cell.id, None)

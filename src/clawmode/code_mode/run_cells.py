@@ -25,7 +25,7 @@ from clawmode.tools.executor import Executor, Watcher
 
 
 class RunCells:
-    """Base class of `CodeMode`: owns the cells of a run, and what drives, parks and calls for them.
+    """Base class of `CodeMode`: owns the cells of a run, and the parts that drive and park them.
 
     Args:
         executor: Makes the calls.
@@ -58,7 +58,6 @@ class RunCells:
         self._spans = find_recorder()
         if self._spans is not None:
             executor.watchers.append(self._spans)
-        self._shapes = shapes
         self._offer = offer
         gate = Gate(executor, context, config)
         self._parking = Parking(store, context, config)

@@ -110,7 +110,7 @@ class Share:
         return await self.end_surely(cell, end)
 
     async def end_surely(self, cell: "Cell", end: End) -> bool:
-        """Ends a cell like `end`, without what the store does not know yet."""
+        """Ends a cell that the store knows; `end` first stores one that it does not know."""
         raise NotImplementedError
 
     @property

@@ -251,7 +251,7 @@ def last_brace(source: str) -> int:
 
 
 MAX_TAIL = 2000
-# Not possessive: CPython before 3.11.5 matches possessive repetitions of groups wrongly.
+# Not possessive: Python 3.11.2 matches possessive repetitions of groups wrongly.
 _LAST_BRACE = re.compile(r"\}(?:\s|//[^\n]*(?![^\n])|/\*(?:[^*]|\*(?!/))*\*/)*$")
 
 _WORD = re.compile(r"\w*")
